@@ -1,0 +1,1 @@
+"""Dequant-GEMM kernels: a reference, and backends held to it."""

@@ -1,0 +1,38 @@
+"""Quantized Medusa heads: convert, calibrate, run and measure them.
+
+The public names below are loaded on first use, so that importing the package stays free of torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "load_heads": "checkpoints",
+    "MedusaHeads": "checkpoints",
+    "convert": "convert",
+    "ConvertOptions": "plan",
+    "Workspace": "workspace",
+    "QuantizedWeight": "quantization",
+    "Scheme": "quantization",
+    "InputError": "errors",
+    "MedusaQuantError": "errors",
+}
+__all__ = [*_PUBLIC, "__version__"]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from .checkpoints import MedusaHeads, load_heads
+    from .convert import convert
+    from .errors import InputError, MedusaQuantError
+    from .plan import ConvertOptions
+    from .quantization import QuantizedWeight, Scheme
+    from .workspace import Workspace
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)

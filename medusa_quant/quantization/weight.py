@@ -1,0 +1,106 @@
+"""`QuantizedWeight`: the one in-memory form of an integer weight, shared by writer, reader and kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .packing import pack_int4, unpack_int4
+from .scheme import PER_CHANNEL, Scheme
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedWeight:
+    """An integer weight of K input and N output features: `w[k, n] = (q[k, n] - z[g, n]) * s[g, n]`,
+    where g = g_idx[k], or k // group_size without g_idx.
+
+    qweight: int8 [K, N] for 8 bits; uint8 [ceil(K/2), N] for 4 bits (see `packing`).
+    scales: fp16 or fp32 [G, N]; G = ceil(K / group_size), 1 per channel. The last group may be short.
+    zeros: int8 [G, N] in the domain of signed codes, or None when symmetric.
+    g_idx: int32 [K], the group of each input feature (GPTQ act-order checkpoints only), or None.
+    in_features: K. bits: 4 or 8. group_size: -1 for one scale per output channel.
+    """
+
+    qweight: Tensor
+    scales: Tensor
+    in_features: int
+    bits: int
+    group_size: int = PER_CHANNEL
+    zeros: Tensor | None = None
+    g_idx: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        rows = (self.in_features + 1) // 2 if self.bits == 4 else self.in_features
+        expected = torch.uint8 if self.bits == 4 else torch.int8
+        if self.qweight.dtype != expected or self.qweight.ndim != 2 or self.qweight.shape[0] != rows:
+            raise ValueError(
+                f"qweight must be {expected} [{rows}, N], got {self.qweight.dtype} {list(self.qweight.shape)}"
+            )
+        if self.scales.ndim != 2 or self.scales.shape[1] != self.out_features:
+            raise ValueError(f"scales must be [G, {self.out_features}], got {list(self.scales.shape)}")
+        if self.g_idx is None and self.scales.shape[0] != self.scheme.num_groups(self.in_features):
+            raise ValueError(
+                f"scales must have {self.scheme.num_groups(self.in_features)} groups, got {self.scales.shape[0]}"
+            )
+        if self.zeros is not None and (self.zeros.shape != self.scales.shape or self.zeros.dtype != torch.int8):
+            raise ValueError(f"zeros must be int8 {list(self.scales.shape)}, got {list(self.zeros.shape)}")
+        if self.g_idx is not None and self.g_idx.shape != (self.in_features,):
+            raise ValueError(f"g_idx must be [{self.in_features}], got {list(self.g_idx.shape)}")
+
+    @classmethod
+    def from_codes(
+        cls,
+        codes: Tensor,
+        scales: Tensor,
+        bits: int,
+        group_size: int = PER_CHANNEL,
+        zeros: Tensor | None = None,
+        g_idx: Tensor | None = None,
+    ) -> QuantizedWeight:
+        """Build from signed int8 codes [K, N]; the other tensors as in the class docstring."""
+        qweight = pack_int4(codes) if bits == 4 else codes
+        return cls(qweight, scales, codes.shape[0], bits, group_size, zeros, g_idx)
+
+    @property
+    def out_features(self) -> int:
+        return int(self.qweight.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(K, N)."""
+        return self.in_features, self.out_features
+
+    @property
+    def scheme(self) -> Scheme:
+        return Scheme(self.bits, self.group_size, symmetric=self.zeros is None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales, zeros and g_idx."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The stored parts by the name of their file: qweight, scales and, where present, zeros, g_idx."""
+        parts = {"qweight": self.qweight, "scales": self.scales, "zeros": self.zeros, "g_idx": self.g_idx}
+        return {name: tensor for name, tensor in parts.items() if tensor is not None}
+
+    def codes(self) -> Tensor:
+        """Signed codes int8 [K, N]."""
+        return unpack_int4(self.qweight, self.in_features) if self.bits == 4 else self.qweight
+
+    def group_index(self) -> Tensor:
+        """int64 [K]: the group of each input feature."""
+        if self.g_idx is not None:
+            return self.g_idx.long()
+        features = torch.arange(self.in_features, device=self.qweight.device)
+        return features // max(1, self.scheme.group_width(self.in_features))
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Values [K, N], computed in fp32 and rounded once to `dtype`."""
+        group = self.group_index()
+        values = self.codes().to(torch.float32)
+        if self.zeros is not None:
+            values -= self.zeros.float()[group]
+        return values.mul_(self.scales.float()[group]).to(dtype)

@@ -1,0 +1,1 @@
+"""The speculative loop: base model, heads, trees, verification, continuous batching."""
