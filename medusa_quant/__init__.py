@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "load_heads": "checkpoints",
     "MedusaHeads": "checkpoints",
-    "convert": "convert",
+    "convert": "conversion",
     "ConvertOptions": "plan",
     "Workspace": "workspace",
     "QuantizedWeight": "quantization",
@@ -21,11 +21,11 @@ _PUBLIC = {
     "InputError": "errors",
     "MedusaQuantError": "errors",
 }
-__all__ = [*_PUBLIC, "__version__"]  # noqa: PLE0604
+__all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:
     from .checkpoints import MedusaHeads, load_heads
-    from .convert import convert
+    from .conversion import convert
     from .errors import InputError, MedusaQuantError
     from .plan import ConvertOptions
     from .quantization import QuantizedWeight, Scheme

@@ -26,7 +26,9 @@ class InputError(MedusaQuantError):
     ) -> None:
         where = ": ".join(str(part) for part in (file, key) if part is not None)
         detail = ", ".join(
-            f"{label} {value}" for label, value in (("expected", expected), ("found", found)) if value is not None
+            f"{label} {value}"
+            for label, value in (("expected", expected), ("found", found))
+            if value is not None
         )
         message = f"{where}: {what}" if where else what
         if detail:

@@ -9,7 +9,7 @@ from ..errors import InputError
 FLOAT_DTYPES = ("fp32", "fp16", "bf16")
 INT_DTYPES = ("int8", "int4")
 WEIGHT_DTYPES = FLOAT_DTYPES + INT_DTYPES
-INT4_GROUP_SIZES = (32, 64, 128)
+GROUP_SIZES = (32, 64, 128)
 PER_CHANNEL = -1
 
 
@@ -42,13 +42,7 @@ class Scheme:
         if self.bits not in (4, 8):
             raise InputError("unsupported bit width", expected="4 or 8", found=self.bits)
         if self.group_size != PER_CHANNEL and self.group_size < 1:
-            raise InputError(
-                "bad group size", expected="32, 64, 128 or -1 (per output channel)", found=self.group_size
-            )
-        if self.bits == 4 and self.group_size not in (*INT4_GROUP_SIZES, PER_CHANNEL):
-            raise InputError(
-                "bad group size for int4", expected="32, 64, 128 or -1 (per output channel)", found=self.group_size
-            )
+            raise InputError("bad group size", expected="at least 1, or -1", found=self.group_size)
         if self.full_range and not self.symmetric:
             raise InputError("--full-range is a variant of symmetric quantization", fix="drop --asymmetric")
 
@@ -56,9 +50,14 @@ class Scheme:
     def for_dtype(
         cls, dtype: str, group_size: int | None = None, symmetric: bool = True, full_range: bool = False
     ) -> Scheme:
-        """The scheme of `int8` (per channel by default) or `int4` (groups of 128 by default)."""
+        """The scheme `convert` uses for int8 (per channel by default) or int4 (groups of 128 by default).
+
+        Raises InputError for a group size outside 32, 64, 128 and -1; foreign checkpoints may have others.
+        """
         default = {"int8": PER_CHANNEL, "int4": 128}[dtype]
         size = default if group_size is None else group_size
+        if size not in (*GROUP_SIZES, PER_CHANNEL):
+            raise InputError("bad group size", expected="32, 64, 128 or -1 (per output channel)", found=size)
         return cls(int(dtype[3:]), size, symmetric, full_range)
 
     @property

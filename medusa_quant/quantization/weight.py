@@ -44,7 +44,9 @@ class QuantizedWeight:
             raise ValueError(
                 f"scales must have {self.scheme.num_groups(self.in_features)} groups, got {self.scales.shape[0]}"
             )
-        if self.zeros is not None and (self.zeros.shape != self.scales.shape or self.zeros.dtype != torch.int8):
+        if self.zeros is not None and (
+            self.zeros.shape != self.scales.shape or self.zeros.dtype != torch.int8
+        ):
             raise ValueError(f"zeros must be int8 {list(self.scales.shape)}, got {list(self.zeros.shape)}")
         if self.g_idx is not None and self.g_idx.shape != (self.in_features,):
             raise ValueError(f"g_idx must be [{self.in_features}], got {list(self.g_idx.shape)}")
