@@ -16,12 +16,25 @@ _PUBLIC = {
     "convert": "conversion",
     "ConvertOptions": "plan",
     "Workspace": "workspace",
+    "verify": "verification",
     "QuantizedWeight": "quantization",
     "Scheme": "quantization",
     "InputError": "errors",
     "MedusaQuantError": "errors",
 }
-__all__ = [*_PUBLIC, "__version__"]
+__all__ = [
+    "ConvertOptions",
+    "InputError",
+    "MedusaHeads",
+    "MedusaQuantError",
+    "QuantizedWeight",
+    "Scheme",
+    "Workspace",
+    "__version__",
+    "convert",
+    "load_heads",
+    "verify",
+]
 
 if TYPE_CHECKING:
     from .checkpoints import MedusaHeads, load_heads
@@ -29,6 +42,7 @@ if TYPE_CHECKING:
     from .errors import InputError, MedusaQuantError
     from .plan import ConvertOptions
     from .quantization import QuantizedWeight, Scheme
+    from .verification import verify
     from .workspace import Workspace
 
 

@@ -210,7 +210,8 @@ def _resolve_lm_head(heads: MedusaHeads, options: ConvertOptions, warnings: list
     if not any(tensor.quantized for tensor in heads) and not differing_lm_heads(heads, base):
         size = heads.num_heads * heads.lm_head(0).numel * 2 / 1e6  # type: ignore[union-attr]
         warnings.append(
-            f"every LM matrix equals the base's: --dedupe-lm-head would share it and save {size:.0f} MB at fp16"
+            "every LM matrix equals the base's: --dedupe-lm-head would share it "
+            f"and save {size:.0f} MB at fp16"
         )
     return heads
 
@@ -231,8 +232,8 @@ def _resolve_dtype(heads: MedusaHeads, options: ConvertOptions) -> ConvertOption
                 options.dtype if options.group_size is None else f"{options.dtype} g {options.group_size}"
             )
             raise InputError(
-                f"{tensor.id} is already {tensor.dtype} g {tensor.group_size}: quantizing it again to {target} "
-                "would lose twice",
+                f"{tensor.id} is already {tensor.dtype} g {tensor.group_size}: quantizing it again "
+                f"to {target} would lose twice",
                 file=tensor.file,
                 fix="convert from the original checkpoint",
             )

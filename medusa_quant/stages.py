@@ -1,4 +1,4 @@
-"""What happens to one tensor between source and writer: checks, cast or quantization. Pure but for loading."""
+"""What happens to one tensor between source and writer: checks, cast or quantization."""
 
 from __future__ import annotations
 

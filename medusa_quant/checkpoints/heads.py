@@ -1,4 +1,4 @@
-"""`MedusaHeads`: what every checkpoint and every converted folder is read into. Lazy: shapes now, data later."""
+"""`MedusaHeads`: what every checkpoint and converted folder is read into. Shapes now, data later."""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
+from types import FrameType
+from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -24,20 +26,60 @@ COMMANDS = {
 class LazyGroup(TyperGroup):
     """Lists every command without importing any: `--help` must not pay for torch."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
         module, summary = COMMANDS[cmd_name]
-        if ctx.resilient_parsing or not _is_run(cmd_name):
-            return click.Command(cmd_name, help=summary)
+        if cmd_name not in sys.argv[1:]:
+            return typer.core.TyperCommand(cmd_name, help=summary)
         function = getattr(import_module(f".{module}", __name__), module)
         single = typer.Typer(add_completion=False)
-        single.command(name=cmd_name, help=summary + "\n\n" + (function.__doc__ or ""))(function)
+        single.command(name=cmd_name, help=f"{summary}\n\n{function.__doc__ or ''}")(function)
         return typer.main.get_command(single)
 
 
-def _is_run(name: str) -> bool:
-    return name in sys.argv[1:]
+app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True)
+
+
+def _show_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"medusa-quant {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True),
+) -> None:
+    """Quantized Medusa heads: convert, calibrate, run and measure them."""
+
+
+def main() -> None:
+    """Entry point: one line and an exit code for what a user can cause, a traceback only with --debug."""
+    # Unwinding on SIGTERM is what removes half-written folders.
+    signal.signal(signal.SIGTERM, _interrupt)
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    # Accepted anywhere, as people append it to the command that failed.
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        app(arguments, standalone_mode=True)
+    except MedusaQuantError as error:
+        if debug:
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (head, less) has gone; nothing is left to tell.
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -10,6 +10,8 @@ from torch import Tensor
 from .packing import pack_int4, unpack_int4
 from .scheme import PER_CHANNEL, Scheme
 
+_BLOCK_ELEMENTS = 1 << 21
+
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
@@ -40,10 +42,9 @@ class QuantizedWeight:
             )
         if self.scales.ndim != 2 or self.scales.shape[1] != self.out_features:
             raise ValueError(f"scales must be [G, {self.out_features}], got {list(self.scales.shape)}")
-        if self.g_idx is None and self.scales.shape[0] != self.scheme.num_groups(self.in_features):
-            raise ValueError(
-                f"scales must have {self.scheme.num_groups(self.in_features)} groups, got {self.scales.shape[0]}"
-            )
+        groups = self.scheme.num_groups(self.in_features)
+        if self.g_idx is None and self.scales.shape[0] != groups:
+            raise ValueError(f"scales must have {groups} groups, got {self.scales.shape[0]}")
         if self.zeros is not None and (
             self.zeros.shape != self.scales.shape or self.zeros.dtype != torch.int8
         ):
@@ -102,7 +103,19 @@ class QuantizedWeight:
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Values [K, N], computed in fp32 and rounded once to `dtype`."""
         group = self.group_index()
-        values = self.codes().to(torch.float32)
-        if self.zeros is not None:
-            values -= self.zeros.float()[group]
-        return values.mul_(self.scales.float()[group]).to(dtype)
+        result = torch.empty(self.shape, dtype=dtype, device=self.qweight.device)
+        # In blocks of rows (an even number, for int4): the fp32 temporaries stay small.
+        step = max(2, _BLOCK_ELEMENTS // max(1, self.out_features) // 2 * 2)
+        for start in range(0, self.in_features, step):
+            rows = slice(start, min(start + step, self.in_features))
+            values = self._code_rows(rows).to(torch.float32)
+            if self.zeros is not None:
+                values -= self.zeros[group[rows]].float()
+            result[rows] = values.mul_(self.scales[group[rows]].float())
+        return result
+
+    def _code_rows(self, rows: slice) -> Tensor:
+        if self.bits == 8:
+            return self.qweight[rows]
+        packed = self.qweight[rows.start // 2 : (rows.stop + 1) // 2]
+        return unpack_int4(packed, rows.stop - rows.start)

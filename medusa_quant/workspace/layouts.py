@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..checkpoints.formats import MEDUSA, VLLM, KeyFormat
@@ -54,7 +53,8 @@ class Layout:
                 return _rank_parts(shard_quantized(value, shard))
             if self.codes:
                 return to_gptq(value, gptq_format)
-            return {"weight": value.dequantize(torch.float16).t()}
+            # Scales kept in fp32 stand for values that fp16 would not hold.
+            return {"weight": value.dequantize(value.scales.dtype).t()}
         part = "bias" if tensor.role.endswith("bias") else "weight"
         return {part: shard_dense(value, shard) if self.key_format is None else value}
 

@@ -51,7 +51,11 @@ class FileEntry:
 
 @dataclass
 class Manifest:
-    """See docs/formats.md. containers: {file: {bytes, sha256}} of non-raw files; extra_files: config files."""
+    """See docs/formats.md.
+
+    containers: {file: {bytes, sha256}} of files that hold several tensors. extra_files: config files.
+    report: what a calibration gate found, if one ran.
+    """
 
     layout: str
     source: dict[str, Any]

@@ -18,7 +18,7 @@ _HEAD_FILE = re.compile(
 
 
 def rank_name(tensor: TensorId, rank: int, part: str) -> str:
-    """`medusa.{head}.{layer}.linear.{rank}.{part}` for ResBlocks, `medusa.{head}.{L}.{rank}.{part}` for LM."""
+    """`medusa.{head}.{layer}.linear.{rank}.{part}` for ResBlocks, without `linear.` for LM matrices."""
     if tensor.role == TOKEN_MAP:
         return f"medusa.token_map.{rank}.{part}"
     middle = "" if tensor.role == LM_HEAD else "linear."

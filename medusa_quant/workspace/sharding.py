@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ def shard_dense(value: Tensor, shard: Shard) -> Tensor:
 def shard_quantized(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
     """Part of a quantized matrix: the same codes and scales, bit for bit."""
     if shard.axis == OUTPUT:
-        parts = {
+        parts: dict[str, Any] = {
             name: take(tensor, 1, shard.start, shard.stop, shard.size)
             for name, tensor in weight.tensors().items()
             if name != "g_idx"
@@ -124,14 +124,13 @@ def shard_quantized(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
         return replace(weight, **parts)
     pack = 2 if weight.bits == 4 else 1
     rows = slice(shard.start // pack, -(-shard.stop // pack))
-    part = replace(
+    return replace(
         weight,
         qweight=weight.qweight[rows],
         in_features=shard.stop - shard.start,
-        **({} if _scales_replicated(weight) else _group_slice(weight, shard)),
         g_idx=None if weight.g_idx is None else weight.g_idx[shard.start : shard.stop],
+        **({} if _scales_replicated(weight) else _group_slice(weight, shard)),
     )
-    return part
 
 
 def merge_dense(parts: Sequence[Tensor], shard: Shard) -> Tensor:
@@ -148,14 +147,14 @@ def merge_quantized(parts: Sequence[QuantizedWeight], shard: Shard) -> Quantized
     """Inverse of `shard_quantized` over all ranks, vocabulary padding removed."""
     first = parts[0]
     if shard.axis == OUTPUT:
-        merged = {
+        merged: dict[str, Any] = {
             name: torch.cat([part.tensors()[name] for part in parts], 1)[:, : shard.size].contiguous()
             for name in first.tensors()
             if name != "g_idx"
         }
         return replace(first, **merged)
     names = ["qweight"] if _scales_replicated(first) else ["qweight", "scales", "zeros"]
-    rows = {
+    rows: dict[str, Any] = {
         name: torch.cat([part.tensors()[name] for part in parts], 0)
         for name in names
         if name in first.tensors()
@@ -170,7 +169,7 @@ def _scales_replicated(weight: QuantizedWeight) -> bool:
     return weight.group_size == PER_CHANNEL or weight.g_idx is not None
 
 
-def _group_slice(weight: QuantizedWeight, shard: Shard) -> dict[str, Tensor]:
+def _group_slice(weight: QuantizedWeight, shard: Shard) -> dict[str, Any]:
     groups = slice(shard.start // weight.group_size, -(-shard.stop // weight.group_size))
     parts = {"scales": weight.scales[groups]}
     if weight.zeros is not None:

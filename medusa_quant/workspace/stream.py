@@ -39,7 +39,7 @@ def byte_blocks(tensor: Tensor, dtype: torch.dtype, clip: bool = False) -> Itera
     step = max(1, _BLOCK_BYTES // max(1, row_bytes))
     for start in range(0, matrix.shape[0], step):
         block = _contiguous(matrix[start : start + step], dtype, clip)
-        yield memoryview(block.view(torch.uint8).numpy()).cast("B")
+        yield block.view(torch.uint8).numpy().data.cast("B")
 
 
 def _contiguous(block: Tensor, dtype: torch.dtype, clip: bool) -> Tensor:

@@ -1,0 +1,5 @@
+"""`python -m medusa_quant`."""
+
+from .cli import main
+
+main()
