@@ -1,0 +1,8 @@
+"""The base model: a lean Llama-family decoder over a slot KV cache."""
+
+from .cache import KVCache, Segment
+from .config import ModelConfig
+from .llama import LlamaModel
+from .loader import load_base, load_tokenizer
+
+__all__ = ["KVCache", "LlamaModel", "ModelConfig", "Segment", "load_base", "load_tokenizer"]

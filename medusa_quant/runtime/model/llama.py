@@ -1,0 +1,119 @@
+"""The Llama-family decoder over a slot cache: token ids and positions in, final hidden states out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .attention import attend, write_kv
+from .cache import KVCache, Segment
+from .config import ModelConfig
+from .linear import Linear
+from .rope import RopeTable, apply_rope
+
+
+@dataclass
+class Layer:
+    """Weights of one decoder layer; q/k/v and gate/up are one matrix each (they share their input)."""
+
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass
+class LlamaModel:
+    """A base model ready to run.
+
+    embedding: rows [V, H] in the checkpoint's own 16-bit dtype or fp32; only rows looked up are read.
+    lm_head: the (possibly tied) LM matrix. dtype: what linears are stored in. activation_dtype: fp32 on
+    the CPU. A token's hidden state does not depend on what else is in the batch.
+    """
+
+    config: ModelConfig
+    embedding: Tensor
+    layers: list[Layer]
+    final_norm: Tensor
+    lm_head: Linear
+    dtype: str
+    activation_dtype: torch.dtype
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self._rope = RopeTable(self.config, self.device)
+
+    def new_cache(self, slots: int, max_len: int) -> KVCache:
+        """An empty cache for `slots` requests of up to max_len tokens each."""
+        config = self.config
+        return KVCache(
+            config.num_layers,
+            slots,
+            config.num_kv_heads,
+            max_len,
+            config.head_dim,
+            self.activation_dtype,
+            self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, segments: Sequence[Segment], cache: KVCache
+    ) -> Tensor:
+        """Run T tokens through all layers, writing their keys and values into the cache.
+
+        token_ids, positions (for rope): int64 [T], T the sum of the segments' counts, in their order.
+        Returns hidden states [T, H] after the final norm.
+        """
+        config = self.config
+        tokens = token_ids.shape[0]
+        if tokens:
+            self._rope.reserve(int(positions.max()) + 1)
+        cos, sin = self._rope.cos[positions], self._rope.sin[positions]
+        x = F.embedding(token_ids, self.embedding).to(self.activation_dtype)
+        for index, layer in enumerate(self.layers):
+            qkv = layer.qkv(rms_norm(x, layer.input_norm, config.rms_norm_eps))
+            query, key, value = qkv.split([config.q_size, config.kv_size, config.kv_size], dim=1)
+            query = query.reshape(tokens, config.num_heads, config.head_dim)
+            key = key.reshape(tokens, config.num_kv_heads, config.head_dim)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                query = rms_norm(query, layer.q_norm, config.rms_norm_eps)
+                key = rms_norm(key, layer.k_norm, config.rms_norm_eps)
+            value = value.reshape(tokens, config.num_kv_heads, config.head_dim)
+            write_kv(apply_rope(key, cos, sin), value, segments, cache.k[index], cache.v[index])
+            mixed = attend(apply_rope(query, cos, sin), segments, cache.k[index], cache.v[index])
+            x = layer.o(mixed.reshape(tokens, config.q_size), residual=x)
+            gate, up = layer.gate_up(rms_norm(x, layer.post_norm, config.rms_norm_eps)).chunk(2, dim=1)
+            x = layer.down(swiglu(gate, up), residual=x)
+        return rms_norm(x, self.final_norm, config.rms_norm_eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits fp32 [n, V] of final hidden states [n, H]."""
+        return self.lm_head(hidden).float()
+
+    def lm_head_weight(self) -> Linear:
+        """The prepared LM matrix, for heads that share it: call it with all heads' rows at once."""
+        return self.lm_head
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., H] / sqrt(mean(x^2) + eps) * weight [H], computed in fp32 (Zhang and Sennrich 2019)."""
+    values = x.float()
+    scaled = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+    return scaled.to(x.dtype) * weight
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, both [T, I]. In fp64 on the CPU: torch's vector and scalar exponentials differ in
+    the last fp32 bit, and which of them a value meets depends on the batch."""
+    precise = gate.double() if gate.device.type == "cpu" else gate
+    return F.silu(precise).to(gate.dtype) * up
