@@ -114,7 +114,13 @@ class _Builder:
         final_norm = self._norm("model.norm.weight", config.hidden_size)
         if config.tie_word_embeddings:
             head = table
-            self.weights.discard("lm_head.weight")
+            repeated = self.weights.take_optional("lm_head.weight", tuple(table.shape))
+            if repeated is not None and not torch.equal(repeated, table):
+                raise InputError(
+                    "differs from the embedding, though config.json says tie_word_embeddings",
+                    file=self.weights.path,
+                    key="lm_head.weight",
+                )
         else:
             head = take("lm_head.weight", (config.vocab_size, config.hidden_size))
         lm_head = self._linear([head], [None], "lm_head")

@@ -48,10 +48,6 @@ class Weights:
     def take_optional(self, key: str, shape: tuple[int, ...]) -> Tensor | None:
         return self.take(key, shape) if key in self.keys else None
 
-    def discard(self, key: str) -> None:
-        """Mark a tensor that is known to repeat another one."""
-        self._unused.discard(key)
-
     def check_all_used(self) -> None:
         """Raise InputError for a tensor the decoder has no place for: it would be dropped silently."""
         if self._unused:
