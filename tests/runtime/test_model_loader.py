@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeModel
 from safetensors.torch import load_file, save_file
+from tiny_models import MakeModel
 
 from medusa_quant.errors import InputError
 from medusa_quant.runtime.model import load_base, load_tokenizer

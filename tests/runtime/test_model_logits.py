@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeModel
+from tiny_models import MakeModel
 
 from medusa_quant.quantization import Scheme, quantize_weight
 from medusa_quant.runtime.model import LlamaModel, Segment, load_base

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,7 @@ def load_tokenizer(source: str | Path) -> Any:
 
     Raises InputError where there is none.
     """
+    _hide_source_folder()
     from transformers import AutoTokenizer
 
     path = locate(source)
@@ -91,6 +94,15 @@ def load_tokenizer(source: str | Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"no usable tokenizer: {reason}", file=path) from error
+
+
+def _hide_source_folder() -> None:
+    """Run from a source checkout, `kernels` would name our folder; transformers wants the package of that
+    name, or nothing."""
+    spec = None if "kernels" in sys.modules else find_spec("kernels")
+    ours = find_spec("medusa_quant.kernels")
+    if spec is not None and ours is not None and spec.origin == ours.origin:
+        sys.modules["kernels"] = None  # type: ignore[assignment]
 
 
 class _Builder:
