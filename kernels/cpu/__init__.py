@@ -1,0 +1,1 @@
+"""The CPU backend: C++ compiled on first use, called through ctypes."""
