@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import re
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import InputError
 from .config import ModelConfig, RopeConfig
+from .gguf_file import GGUFFile, read_gguf
 from .weights import Weights
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _LAYER_NAMES = {
@@ -41,43 +38,28 @@ def open_gguf(file: Path) -> tuple[ModelConfig, Weights]:
 
     Raises InputError where the gguf package is missing, the file is damaged, or holds another architecture.
     """
-    reader = _reader(file)
-    config = _config(reader, file)
-    tensors = {}
-    for tensor in reader.tensors:
-        name = _hf_name(tensor.name)
-        if name is None:
-            raise InputError("a tensor this architecture has no place for", file=file, key=tensor.name)
-        tensors[name] = tensor
+    if find_spec("gguf") is None:
+        raise InputError(
+            "reading GGUF needs the gguf package", file=file, fix="pip install 'medusa-quant[gguf]'"
+        )
+    gguf = read_gguf(file)
+    config = _config(gguf)
+    names = {}
+    for name in gguf.tensors:
+        key = _hf_name(name)
+        if key is None:
+            raise InputError("a tensor this architecture has no place for", file=file, key=name)
+        names[key] = name
     permuted = {"q_proj.weight": config.num_heads, "k_proj.weight": config.num_kv_heads}
 
     def load(key: str) -> Tensor:
-        from gguf import dequantize
-
-        tensor = tensors[key]
-        # dequantize returns F32 tensors as a read-only view of the file, which torch warns about.
-        values = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+        values = torch.from_numpy(gguf.load(names[key]))
         heads = permuted.get(".".join(key.split(".")[-2:]))
         if heads is not None and config.architecture == "LlamaForCausalLM":
             values = _unpermute(values, heads)
         return values
 
-    return config, Weights(file, set(tensors), load)
-
-
-def _reader(file: Path) -> GGUFReader:
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise InputError(
-            "reading GGUF needs the gguf package", file=file, fix="pip install 'medusa-quant[gguf]'"
-        ) from error
-    try:
-        return GGUFReader(file)
-    except (ValueError, OSError, IndexError, KeyError) as error:
-        raise InputError(
-            f"not a complete GGUF file: {error}", file=file, fix="download or copy it again"
-        ) from error
+    return config, Weights(file, set(names), load)
 
 
 def _hf_name(name: str) -> str | None:
@@ -95,10 +77,8 @@ def _unpermute(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, -1, 2, features).transpose(1, 2).reshape(outputs, features)
 
 
-def _config(reader: GGUFReader, file: Path) -> ModelConfig:
-    def value(key: str, default: Any = None) -> Any:
-        field = reader.get_field(key)
-        return default if field is None else field.contents()
+def _config(gguf: GGUFFile) -> ModelConfig:
+    file, value = gguf.path, gguf.metadata.get
 
     def number(key: str) -> int:
         found = value(f"{prefix}.{key}")
@@ -119,9 +99,8 @@ def _config(reader: GGUFReader, file: Path) -> ModelConfig:
         raise InputError("mixture-of-experts is not supported", file=file, key=f"{prefix}.expert_count")
     hidden, heads = number("embedding_length"), number("attention.head_count")
     positions = number("context_length")
-    names = {tensor.name for tensor in reader.tensors}
-    embedding = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
-    if embedding is None:
+    names = gguf.tensors.keys()
+    if "token_embd.weight" not in names:
         raise InputError("the base model lacks this tensor", file=file, key="token_embd.weight")
     eos = [value("tokenizer.ggml.eos_token_id"), value("tokenizer.ggml.eot_token_id")]
     return ModelConfig(
@@ -132,10 +111,10 @@ def _config(reader: GGUFReader, file: Path) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=value(f"{prefix}.attention.head_count_kv", heads),
         head_dim=value(f"{prefix}.attention.key_length", hidden // heads),
-        vocab_size=int(embedding.shape[1]),
+        vocab_size=gguf.tensors["token_embd.weight"].shape[0],
         max_position_embeddings=positions,
         rms_norm_eps=float(value(f"{prefix}.attention.layer_norm_rms_epsilon", 1e-6)),
-        rope=_rope(value, prefix, positions, names, file),
+        rope=_rope(gguf, prefix, positions),
         tie_word_embeddings="output.weight" not in names,
         attention_bias="blk.0.attn_q.bias" in names,
         qk_norm="blk.0.attn_q_norm.weight" in names,
@@ -144,9 +123,10 @@ def _config(reader: GGUFReader, file: Path) -> ModelConfig:
     )
 
 
-def _rope(value: Any, prefix: str, positions: int, names: set[str], file: Path) -> RopeConfig:
+def _rope(gguf: GGUFFile, prefix: str, positions: int) -> RopeConfig:
+    file, value = gguf.path, gguf.metadata.get
     theta = float(value(f"{prefix}.rope.freq_base", 10000.0))
-    if "rope_freqs.weight" in names:
+    if "rope_freqs.weight" in gguf.tensors:
         raise InputError("Llama 3 frequency factors in a GGUF are not supported", file=file, key="rope_freqs")
     kind = value(f"{prefix}.rope.scaling.type", "none")
     params = {
