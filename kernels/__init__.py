@@ -1,5 +1,6 @@
-"""Dequant-GEMM kernels: a reference, and backends held to it."""
+"""Dequant-GEMM kernels: a reference, backends held to it, and the dispatch that picks among them."""
 
-from .reference import dequant_gemm
+from .backend import PreparedWeight, Problem
+from .dispatch import choose, dequant_gemm, judge, prepare
 
-__all__ = ["dequant_gemm"]
+__all__ = ["PreparedWeight", "Problem", "choose", "dequant_gemm", "judge", "prepare"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..quantization import QuantizedWeight
 from .reference import check_arguments, weight_shape
 
-Weight = QuantizedWeight | Tensor
+Weight: TypeAlias = QuantizedWeight | Tensor
 ACTIVATION_MODES = ("exact", "int8")
 
 
@@ -37,7 +38,12 @@ class Problem:
 
     @classmethod
     def of(
-        cls, weight: Weight, device: torch.device, activation_dtype: torch.dtype, activation: str, rows: int = 1
+        cls,
+        weight: Weight,
+        device: torch.device,
+        activation_dtype: torch.dtype,
+        activation: str = "exact",
+        rows: int = 1,
     ) -> Problem:
         if activation not in ACTIVATION_MODES:
             raise ValueError(f"activation must be one of {ACTIVATION_MODES}, got {activation!r}")
