@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,11 @@ _CLIP_RATIOS = tuple(1.0 - 0.02 * step for step in range(31))
 
 
 def choose_params(
-    groups: Tensor, scheme: Scheme, method: str = "rtn", scale_dtype: torch.dtype = torch.float16
+    groups: Tensor,
+    scheme: Scheme,
+    method: str = "rtn",
+    scale_dtype: torch.dtype = torch.float16,
+    error_of: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Scales and zeros for weights already cut into groups.
 
@@ -23,6 +29,7 @@ def choose_params(
     method: `rtn` covers the whole range of a group; `mse` shrinks the range to the clip ratio with
         the least squared error (the grid search of GPTQ's Quantizer, Frantar et al. 2022, with p = 2).
     scale_dtype: the dtype scales will be stored in; they are rounded to it before any code is chosen.
+    error_of: for `mse`, what a difference fp32 [N, G, g] costs, [N, G], in place of its squares' sum.
 
     Returns scales [N, G] in `scale_dtype` and zeros int8 [N, G] (None when symmetric), in the domain
     of signed codes. An all-zero group gets scale 1 and zero 0.
@@ -33,10 +40,11 @@ def choose_params(
         return scales, zeros
     if method != "mse":
         raise ValueError(f"unknown method {method!r}")
-    best = _squared_error(groups, scales, zeros, scheme)
+    measure = error_of or _sum_of_squares
+    best = measure(_difference(groups, scales, zeros, scheme))
     for ratio in _CLIP_RATIOS[1:]:
         trial_scales, trial_zeros = _range_params(low * ratio, high * ratio, scheme, scale_dtype)
-        error = _squared_error(groups, trial_scales, trial_zeros, scheme)
+        error = measure(_difference(groups, trial_scales, trial_zeros, scheme))
         better = error < best
         best = torch.where(better, error, best)
         scales = torch.where(better, trial_scales, scales)
@@ -78,6 +86,9 @@ def _storable(scales: Tensor, dtype: torch.dtype) -> Tensor:
     return scales.to(dtype)
 
 
-def _squared_error(groups: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme) -> Tensor:
-    error = fake_quantize_groups(groups, scales, zeros, scheme).sub_(groups)
-    return error.square_().sum(-1)
+def _difference(groups: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme) -> Tensor:
+    return fake_quantize_groups(groups, scales, zeros, scheme).sub_(groups)
+
+
+def _sum_of_squares(difference: Tensor) -> Tensor:
+    return difference.square_().sum(-1)

@@ -1,0 +1,112 @@
+"""`medusa-quant calibrate`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from .options import JsonOption
+from .output import notes, print_json, print_warnings, size
+
+
+def calibrate(
+    base: Annotated[str, typer.Argument(help="Base model: a folder, a .gguf file, or a repo id.")],
+    prompts: Annotated[str, typer.Option(help="A .txt or .jsonl file, or - for standard input.")],
+    out: Annotated[Path, typer.Option(help="Statistics file to write (safetensors).")],
+    tokens: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Hidden states to collect. [all the prompts give]"),
+    ] = None,
+    generate: Annotated[
+        bool,
+        typer.Option(
+            "--generate/--no-generate",
+            help="The base's own greedy continuations, as heads see them; or the prompts' own tokens.",
+        ),
+    ] = True,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest continuation.")] = 256,
+    base_dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, int8 or int4.")] = "fp32",
+    batch_size: Annotated[int, typer.Option(help="Prompts run together.")] = 16,
+    seed: Annotated[int, typer.Option(help="Chooses held-out prompts and sampled states.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """One prompt in four is held out, to judge quantized heads by. An interrupted run leaves OUT.partial,
+    and the same command continues it."""
+    from ..calibration.collect import CollectOptions, collect
+    from ..calibration.prompts import read_prompts
+    from ..errors import InputError
+    from ..runtime.model import load_base, load_tokenizer
+
+    options = CollectOptions(tokens, max_new_tokens, generate, seed, batch_size)
+    if out.is_dir():
+        raise InputError("the target is a folder", file=out, expected="a file name")
+    if out.exists() and not force:
+        raise InputError("the target exists", file=out, fix="pass --force to replace it")
+    parsed = read_prompts(prompts)
+    tokenizer, model = load_tokenizer(base), load_base(base, dtype=base_dtype, activation="exact")
+    identity = {
+        "path": str(Path(base).expanduser().resolve()) if Path(base).expanduser().exists() else base,
+        "architecture": model.config.architecture,
+        "hidden_size": model.config.hidden_size,
+        "vocab_size": model.config.vocab_size,
+        "num_layers": model.config.num_layers,
+        "dtype": base_dtype,
+    }
+    partial = out.with_name(out.name + ".partial")
+    started = time.monotonic()
+    with _state_progress() as progress:
+        result = collect(model, tokenizer, parsed, options, partial, identity, progress)
+    result.statistics.save(out)
+    partial.unlink(missing_ok=True)
+    seconds, stats = time.monotonic() - started, result.statistics
+    warnings = list(result.warnings)
+    if not stats.held_tokens:
+        warnings.append("nothing was held out (a single prompt): these statistics cannot judge heads")
+    if stats.tokens < stats.hidden_size:
+        warnings.append(
+            f"{stats.tokens} calibration states for H {stats.hidden_size}: gptq wants several times H"
+        )
+    print_warnings(warnings)
+    collected = stats.tokens + stats.held_tokens
+    summary = {
+        "out": str(out),
+        "prompts": stats.prompts,
+        "calibration_states": stats.tokens,
+        "held_out_states": stats.held_tokens,
+        "resumed_from": result.resumed,
+        "seconds": round(seconds, 2),
+        "tokens_per_second": round((collected - result.resumed) / max(seconds, 1e-9), 1),
+        "bytes": out.stat().st_size,
+        "warnings": warnings,
+    }
+    if as_json:
+        print_json(summary)
+        return
+    typer.echo(
+        f"{out}: {collected} states of {stats.prompts} prompts ({stats.held_tokens} held out), "
+        f"{summary['tokens_per_second']} tokens/s, {size(out.stat().st_size)}"
+    )
+
+
+@contextmanager
+def _state_progress() -> Iterator[Callable[[int, int | None, float], None] | None]:
+    """Tokens, tokens/s and time left, on a terminal; silence otherwise."""
+    if not notes.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=notes, transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def update(done: int, total: int | None, rate: float) -> None:
+            bar.update(task, completed=done, total=total, description=f"{rate:,.0f} tokens/s")
+
+        yield update
