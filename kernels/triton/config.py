@@ -29,8 +29,7 @@ class Config:
     num_stages: int
 
 
-# Chosen by compiling: no spills, at most half the shared memory (two programs a processor).
-# Not yet tuned by timing on a device.
+# Chosen by compiling (no spills, within the shared memory); not yet tuned by timing on a device.
 TABLE: dict[str, dict[int, Config]] = {
     "sm_80": {
         16: Config(16, 64, 4, 4),

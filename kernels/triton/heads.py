@@ -78,5 +78,9 @@ def _check_x(x: Tensor, weight: TritonWeight) -> None:
     features = weight.in_features
     if x.dtype not in _DTYPES:
         raise ValueError(f"x must be fp16, bf16 or fp32, got {x.dtype}")
-    if x.ndim not in (2, 3) or x.shape[-1] != features or (x.ndim == 3 and x.shape[0] not in (1, weight.heads)):
+    if (
+        x.ndim not in (2, 3)
+        or x.shape[-1] != features
+        or (x.ndim == 3 and x.shape[0] not in (1, weight.heads))
+    ):
         raise ValueError(f"x must be [M, {features}] or [{weight.heads}, M, {features}], got {list(x.shape)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import finish, load_rows, store_tile, store_top
+from .tiles import finish, int8_values, load_rows, store_tile, store_top
 
 
 @triton.jit
@@ -43,10 +43,10 @@ def int8_gemm(
         inside = (feature < K)[:, None] & in_row[None, :]
         codes = tl.load(tile + within[:, None] * stride_wk + column[None, :], mask=inside, other=0)
         at = step * SPAN // GROUP * wide_n + column
-        # Both are exact in bf16: codes need 8 significant bits, code - zero lies in [-255, 255].
-        value = codes.to(DTYPE)
+        value = int8_values(codes, DTYPE)
         if zeros is not None:
-            value -= tl.load(zeros + at, mask=in_row, other=0).to(DTYPE)[None, :]
+            # In [-255, 255], so exact in bf16 too.
+            value -= int8_values(tl.load(zeros + at, mask=in_row, other=0), DTYPE)[None, :]
         rows = load_rows(x, row, feature, stride_xm, stride_xk, M, K)
         partial = tl.dot(rows, value, input_precision="ieee")
         acc += partial * tl.load(scales + at, mask=in_row, other=0.0).to(tl.float32)[None, :]

@@ -15,7 +15,7 @@ from .second_stage import merge_top, sum_parts
 from .weight import TritonWeight, scale_span
 
 _ONE_GROUP = 1 << 30  # a group no K reaches: its index is always 0
-_SUM_TILE = (8, 256)
+SUM_TILE = (8, 256)  # rows, columns
 
 
 def launch_gemm(
@@ -39,7 +39,7 @@ def launch_gemm(
         _gemm(x, weight, out, None, config, 1, 0, bias, residual, silu)
         return
     _gemm(x, weight, parts, None, config, parts.shape[0], 0)
-    tile_m, tile_n = _SUM_TILE
+    tile_m, tile_n = SUM_TILE
     grid = (triton.cdiv(rows, tile_m), triton.cdiv(outputs, tile_n), heads)
     sum_parts[grid](
         parts, bias, residual, out, rows, outputs, *_residual_strides(residual),
@@ -61,7 +61,7 @@ def launch_top_k(
     block = triton.next_power_of_2(width)
     merge_top[(heads * rows,)](
         values, indices, *top, width, TOP_K=count, BLOCK=block,
-        num_warps=8 if block > 2048 else 4, enable_fp_fusion=True,
+        num_warps=merge_warps(block), enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -70,18 +70,19 @@ def candidate_width(device: torch.device, rows: int, outputs: int, count: int) -
     return triton.cdiv(outputs, gemm_config(architecture(device), rows).block_n) * count
 
 
+def merge_warps(block: int) -> int:
+    """Warps of `merge_top`: at most 32 candidates a thread, as far as that goes."""
+    return min(16, max(4, block // 1024))
+
+
 def kernel_of(kind: str) -> Any:
     """The GEMM kernel for a TritonWeight's kind."""
     return int8_gemm if kind == "int8" else int4_gemm
 
 
-def group_constants(weight: TritonWeight) -> dict[str, int]:
-    """GROUP and SPAN of the kernels for this weight's group size."""
-    grouped = weight.group_size > 0
-    return {
-        "GROUP": weight.group_size if grouped else _ONE_GROUP,
-        "SPAN": scale_span(weight.group_size),
-    }
+def group_constants(group_size: int) -> dict[str, int]:
+    """GROUP and SPAN of the kernels for a weight's group size (-1: one scale per output channel)."""
+    return {"GROUP": group_size if group_size > 0 else _ONE_GROUP, "SPAN": scale_span(group_size)}
 
 
 def _gemm(
@@ -104,7 +105,7 @@ def _gemm(
         rows, outputs, features, weight.scales.shape[1],
         *x.stride(), weight.qweight.stride(0), weight.qweight.stride(1), weight.scales.stride(0),
         *_residual_strides(residual),
-        **group_constants(weight), SILU=silu, TOP_K=top_k, SPLIT_K=parts,
+        **group_constants(weight.group_size), SILU=silu, TOP_K=top_k, SPLIT_K=parts,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n,
         num_warps=config.num_warps, num_stages=config.num_stages, enable_fp_fusion=True,
     )  # fmt: skip

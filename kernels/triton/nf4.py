@@ -33,10 +33,14 @@ def pack_nf4(codes: Tensor, scales: Tensor, block_size: int = 64) -> TritonWeigh
     """Pack NF4 codes uint8 [K, N] in [0, 15] with scales [ceil(K/block_size), N], fp16 or fp32."""
     table = torch.tensor(NF4_TABLE, dtype=torch.float32, device=codes.device)
     words = interleave(codes, pad=_ZERO)
-    return TritonWeight("nf4", words[None], scales.contiguous()[None], codes.shape[0], block_size, None, table)
+    return TritonWeight(
+        "nf4", words[None], scales.contiguous()[None], codes.shape[0], block_size, None, table
+    )
 
 
-def from_bitsandbytes(packed: Tensor, absmax: Tensor, shape: tuple[int, int], block_size: int) -> TritonWeight:
+def from_bitsandbytes(
+    packed: Tensor, absmax: Tensor, shape: tuple[int, int], block_size: int
+) -> TritonWeight:
     """Repack `bitsandbytes.functional.quantize_4bit(weight, quant_type="nf4")` of a weight [N, K].
 
     packed: uint8, two codes a byte in row-major order, the high nibble first. absmax: fp32, one per block

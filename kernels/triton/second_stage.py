@@ -28,9 +28,7 @@ def sum_parts(
 
 
 @triton.jit
-def merge_top(
-    values, indices, top_values, top_indices, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr
-):
+def merge_top(values, indices, top_values, top_indices, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """Top TOP_K of each row's candidates [rows, width] (fp32, int32) as [rows, TOP_K] (fp32, int64).
 
     Candidates of equal value lie in the order of their columns, so the first is the lowest column.

@@ -14,9 +14,9 @@ def int4_values(nibble, zero, DTYPE: tl.constexpr):
     nibble into the mantissa adds it, and subtracting (offset + 8 + zero) is exact (Kim et al. 2022,
     "Who says elephants can't run"). `zero` is a row [1, N] of DTYPE holding that offset already.
     """
-    if DTYPE == tl.float16:
+    if tl.float16 == DTYPE:
         return (nibble | 0x6400).to(tl.uint16).to(tl.float16, bitcast=True) - zero
-    elif DTYPE == tl.bfloat16:
+    elif tl.bfloat16 == DTYPE:
         return (nibble | 0x4300).to(tl.uint16).to(tl.bfloat16, bitcast=True) - zero
     else:
         return (nibble | 0x4B000000).to(tl.float32, bitcast=True) - zero
@@ -26,12 +26,26 @@ def int4_values(nibble, zero, DTYPE: tl.constexpr):
 def int4_offset(zero_code, DTYPE: tl.constexpr):
     """The value `int4_values` subtracts for zero points int8 (signed codes), built the same way."""
     nibble = (zero_code.to(tl.int32) + 8) & 15
-    if DTYPE == tl.float16:
+    if tl.float16 == DTYPE:
         return (nibble | 0x6400).to(tl.uint16).to(tl.float16, bitcast=True)
-    elif DTYPE == tl.bfloat16:
+    elif tl.bfloat16 == DTYPE:
         return (nibble | 0x4300).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         return (nibble | 0x4B000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def int8_values(code, DTYPE: tl.constexpr):
+    """int8 codes as DTYPE, exact in each (bf16 has the 8 significant bits a code needs).
+
+    fp16 0x6400 + (code + 128) is 1024 + 128 + code, without an int-to-float conversion. bf16's mantissa is
+    too short for that; the compiler's own conversion stands.
+    """
+    if tl.float16 == DTYPE:
+        biased = (code ^ -128).to(tl.uint8, bitcast=True).to(tl.uint16) | 0x6400
+        return biased.to(tl.float16, bitcast=True) - 1152.0
+    else:
+        return code.to(DTYPE)
 
 
 @triton.jit

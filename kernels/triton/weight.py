@@ -60,20 +60,18 @@ class TritonWeight:
         return replace(self, qweight=self.qweight.to(device), scales=self.scales.to(device), **moved)
 
 
-def unsupported_reason(weight: QuantizedWeight) -> str | None:
-    """Why the kernels cannot take this weight, or None when they can."""
-    if weight.g_idx is not None:
-        return "act-order weights (g_idx) have no contiguous groups"
-    if weight.group_size != PER_CHANNEL and weight.group_size % WORD_ROWS:
-        return f"the group size must be a multiple of {WORD_ROWS}, not {weight.group_size}"
+def unsupported_group(group_size: int) -> str | None:
+    """Why the kernels cannot take this group size, or None when they can."""
+    if group_size != PER_CHANNEL and group_size % WORD_ROWS:
+        return f"the group size must be a multiple of {WORD_ROWS}, not {group_size}"
     return None
 
 
 def pack(weight: QuantizedWeight) -> TritonWeight:
-    """Pack one weight (heads = 1). Raises ValueError where `unsupported_reason` gives a reason."""
-    reason = unsupported_reason(weight)
-    if reason is not None:
-        raise ValueError(reason)
+    """Pack one weight (heads = 1). Raises ValueError for act-order and for an unsupported group size."""
+    reason = unsupported_group(weight.group_size)
+    if weight.g_idx is not None or reason is not None:
+        raise ValueError(reason or "act-order weights (g_idx) have no contiguous groups")
     if weight.bits == 4:
         qweight = interleave((weight.codes() + _OFFSET).to(torch.uint8), pad=_OFFSET)
     else:
@@ -99,9 +97,7 @@ def unpack(packed: TritonWeight) -> list[QuantizedWeight]:
             codes = deinterleave(codes, packed.in_features).to(torch.int8) - _OFFSET
         zeros = None if packed.zeros is None else packed.zeros[head]
         bits = int(packed.kind[3:])
-        weights.append(
-            QuantizedWeight.from_codes(codes, packed.scales[head], bits, packed.group_size, zeros)
-        )
+        weights.append(QuantizedWeight.from_codes(codes, packed.scales[head], bits, packed.group_size, zeros))
     return weights
 
 
