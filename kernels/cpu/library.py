@@ -1,9 +1,9 @@
-"""The compiled library and its C structures (csrc/gemm.h, csrc/attention.h)."""
+"""The compiled library and its C structures (csrc/)."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -41,9 +41,48 @@ class JobStruct(ctypes.Structure):
     )
 
 
+class SegmentStruct(ctypes.Structure):
+    """`SegmentStruct` of csrc/attention.cpp."""
+
+    _fields_ = (("slot", c_int64), ("start", c_int64), ("count", c_int64), ("tree_mask", c_void_p))
+
+
+class AttentionStruct(ctypes.Structure):
+    """`AttentionJob` of csrc/attention.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("query", "k_cache", "v_cache", "segments", "out")),
+        *((name, c_int64) for name in ("num_segments", "heads", "kv_heads", "head_dim", "max_len")),
+        ("scale", c_float),
+        ("cache_dtype", c_int32),
+        ("threads", c_int32),
+    )
+
+
+class RopeStruct(ctypes.Structure):
+    """`RopeJob` of csrc/rows.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("query", "key", "value", "cos", "sin", "rotated")),
+        *((name, c_void_p) for name in ("k_cache", "v_cache", "slot", "position")),
+        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, c_int64) for name in ("tokens", "heads", "kv_heads", "head_dim", "max_len")),
+        ("cache_dtype", c_int32),
+        ("threads", c_int32),
+    )
+
+
+_POINTER, _COUNT, _THREADS = c_void_p, c_int64, c_int32
 _SIGNATURES: dict[str, list[Any]] = {
-    "mq_gemm": [c_void_p, c_int64, c_int32],
-}
+    "mq_gemm": [_POINTER, _COUNT, _THREADS],
+    "mq_rms_norm": [
+        _POINTER, _COUNT, _POINTER, _POINTER, c_float, _POINTER, _POINTER, _COUNT, _COUNT, _THREADS,
+    ],
+    "mq_swiglu": [_POINTER, _POINTER, _COUNT, _POINTER, _COUNT, _COUNT, _THREADS],
+    "mq_rope_write_kv": [_POINTER],
+    "mq_attention": [_POINTER],
+    "mq_top_k": [_POINTER, _COUNT, c_int32, _COUNT, _COUNT, _COUNT, _POINTER, _POINTER, _THREADS],
+}  # fmt: skip
 
 
 @cache

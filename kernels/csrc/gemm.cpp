@@ -10,6 +10,9 @@ namespace {
 
 constexpr int64_t BLOCK_ROWS = 48;  // rows whose fp32 sums and digits stay in L1 beside a weight segment
 
+// Multiply-adds (a pass over the weight counts as 4 rows) below which starting threads costs more than it saves.
+constexpr int64_t PARALLEL_FROM = 1 << 19;
+
 class Buffer {
   public:
     ~Buffer() { std::free(data_); }
@@ -184,6 +187,8 @@ MQ_API void mq_gemm(const Job* jobs, int64_t count, int32_t threads) {
         inputs[i].scales = (float*)(memory + offsets[3 * i + 2]);
     }
     const int64_t panels = first_panel.back();
+    int64_t work = 0;
+    for (int64_t j = 0; j < count; ++j) work += (jobs[j].rows + 4) * jobs[j].weight->in_features * jobs[j].weight->out_features;
     const int64_t scratch_floats = largest * 2 + BLOCK_ROWS * PANEL;
     auto pack_tile_row = [&](int64_t index, float* scratch) {
         for (const Activations& a : inputs) {
@@ -199,7 +204,7 @@ MQ_API void mq_gemm(const Job* jobs, int64_t count, int32_t threads) {
     const bool few = total_rows <= 2;  // packing them is shorter than a barrier
     if (few)
         for (int64_t i = 0; i < total_rows; ++i) pack_tile_row(i, (float*)own_scratch.reserve(scratch_floats * 4));
-#pragma omp parallel num_threads(threads) if (panels > 1 && threads > 1)
+#pragma omp parallel num_threads(threads) if (panels > 1 && work > PARALLEL_FROM)
     {
         float* scratch = (float*)own_scratch.reserve(scratch_floats * 4);
         if (!few) {
