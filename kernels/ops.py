@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import dispatch, reference_ops
+from .cpu import ops as native
 from .reference_ops import Segment
 
 
@@ -60,7 +61,7 @@ def _batch(segments: Sequence[Segment]) -> SegmentBatch:
 def _native(*tensors: Tensor) -> bool:
     """Whether the C++ ops take these: fp32 on the CPU, contiguous along the last dimension."""
     for x in tensors:
-        if x.dtype != torch.float32 or x.device.type != "cpu" or (x.shape[-1] > 1 and x.stride(-1) != 1):
+        if x.dtype is not torch.float32 or not x.is_cpu or (x.stride(-1) != 1 and x.shape[-1] > 1):
             return False
     return dispatch.unavailable("cpu") is None
 
@@ -69,8 +70,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., H] / sqrt(mean(x^2) + eps) * weight [H], in x's dtype."""
     if not (_native(x, weight) and x.numel()):
         return reference_ops.rms_norm(x, weight, eps)
-    from .cpu import ops as native
-
     return native.rms_norm(x, weight, eps)
 
 
@@ -79,8 +78,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     if not (_native(x, residual, weight) and x.numel()):
         total = x + residual
         return reference_ops.rms_norm(total, weight, eps), total
-    from .cpu import ops as native
-
     return native.add_rms_norm(x, residual, weight, eps)
 
 
@@ -88,8 +85,6 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, both [T, I] (halves of one matrix need no copy)."""
     if not (_native(gate, up) and gate.numel() and gate.ndim == 2 and gate.stride() == up.stride()):
         return reference_ops.swiglu(gate, up)
-    from .cpu import ops as native
-
     return native.swiglu(gate, up)
 
 
@@ -111,8 +106,6 @@ def rope_write_kv(
     batch.check(query.shape[0], k, v)
     if not (_native(query, key, value, cos, sin) and k.is_contiguous() and v.is_contiguous()):
         return reference_ops.rope_write_kv(query, key, value, cos, sin, batch, k, v)
-    from .cpu import ops as native
-
     return native.rope_write_kv(query, key, value, cos, sin, batch, k, v)
 
 
@@ -124,8 +117,6 @@ def attention(query: Tensor, segments: Sequence[Segment], k: Tensor, v: Tensor) 
         raise ValueError(f"query {list(query.shape)} does not fit a cache {list(k.shape)}")
     if not (_native(query) and k.is_contiguous() and v.is_contiguous()):
         return reference_ops.attention(query, batch, k, v)
-    from .cpu import ops as native
-
     return native.attention(query, batch, k, v)
 
 
@@ -139,8 +130,6 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return reference_ops.top_k(logits, k)
     if dispatch.unavailable("cpu") is not None:
         return reference_ops.top_k(logits, k)
-    from .cpu import ops as native
-
     return native.top_k(logits, k)
 
 

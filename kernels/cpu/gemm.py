@@ -45,7 +45,8 @@ class CpuWeight(PreparedWeight):
             self._struct.kind, self._struct.dtype = DENSE, DTYPE_CODES[weight.dtype]
         self._struct.codes = self._packed.data_ptr()
         self._struct.in_features, self._struct.out_features = self.in_features, self.out_features
-        self.pointer = ctypes.pointer(self._struct)
+        self.address = ctypes.addressof(self._struct)
+        self.is_integer = self._struct.kind != DENSE
 
     def _pack_integer(self, weight: QuantizedWeight) -> None:
         self.bits, self.group_size = weight.bits, weight.group_size
@@ -64,10 +65,6 @@ class CpuWeight(PreparedWeight):
         struct.feature = None if self._cut.identity else self._cut.feature.data_ptr()
         struct.num_segments, struct.scale_rows = len(self._cut.scale_row), scales.shape[0]
         struct.layout = self._cut.layout
-
-    @property
-    def is_integer(self) -> bool:
-        return self._struct.kind != DENSE
 
     def planes(self, dtype: torch.dtype) -> int:
         """Signed bytes each activation of this dtype is split into (integer weights)."""
@@ -91,7 +88,47 @@ class CpuWeight(PreparedWeight):
         residual: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        return run_jobs([(x, self, bias, activation, residual, out)])[0]
+        arguments, _keep, out = self._arguments(x, bias, activation, residual, out)
+        library().mq_gemm_one(self.address, *arguments, torch.get_num_threads())
+        return out
+
+    def _arguments(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        activation: str | None,
+        residual: Tensor | None,
+        out: Tensor | None,
+    ) -> tuple[tuple[int | None, ...], tuple[Tensor | None, ...], Tensor]:
+        """Fields of `Job` after the weight, the tensors they point into, and the result."""
+        self.check(x, bias, activation, residual)
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        rows, dtype = x.shape[0], x.dtype
+        if out is None:
+            out = torch.empty((rows, self.out_features), dtype=dtype)
+        elif out.shape != (rows, self.out_features) or out.dtype != dtype or out.stride(1) != 1:
+            raise ValueError(f"out must be {dtype} [{rows}, {self.out_features}] with contiguous rows")
+        if bias is not None and (bias.dtype != torch.float32 or not bias.is_contiguous()):
+            bias = bias.float().contiguous()
+        if residual is not None and (residual.dtype != dtype or residual.stride(1) != 1):
+            residual = residual.to(dtype).contiguous()
+        code = DTYPE_CODES[dtype]
+        fields = (
+            x.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            rows,
+            x.stride(0),
+            0 if residual is None else residual.stride(0),
+            out.stride(0),
+            code,
+            code,
+            self.planes(dtype) if self.is_integer else 1,
+            activation == "silu",
+        )
+        return fields, (x, bias, residual), out
 
 
 GemmCall = tuple[Tensor, CpuWeight, Tensor | None, str | None, Tensor | None, Tensor | None]
@@ -104,32 +141,11 @@ def run_jobs(calls: Sequence[GemmCall]) -> list[Tensor]:
     only the region.
     """
     jobs = (JobStruct * len(calls))()
-    keep: list[Tensor] = []
-    results: list[Tensor] = []
-    for job, (x, weight, bias, activation, residual, out) in zip(jobs, calls, strict=True):
-        weight.check(x, bias, activation, residual)
-        if x.stride(1) != 1 and x.shape[1] > 1:
-            x = x.contiguous()
-        rows = x.shape[0]
-        if out is None:
-            out = torch.empty((rows, weight.out_features), dtype=x.dtype)
-        elif out.shape != (rows, weight.out_features) or out.dtype != x.dtype or out.stride(1) != 1:
-            raise ValueError(f"out must be {x.dtype} [{rows}, {weight.out_features}] with contiguous rows")
-        results.append(out)
-        keep.append(x)
-        job.weight, job.x, job.out = weight.pointer, x.data_ptr(), out.data_ptr()
-        job.rows, job.x_stride, job.out_stride = rows, x.stride(0), out.stride(0)
-        job.x_dtype = job.out_dtype = DTYPE_CODES[x.dtype]
-        job.planes = weight.planes(x.dtype) if weight.is_integer else 1
-        job.silu = activation == "silu"
-        if bias is not None:
-            bias = bias if bias.dtype == torch.float32 and bias.is_contiguous() else bias.float().contiguous()
-            keep.append(bias)
-            job.bias = bias.data_ptr()
-        if residual is not None:
-            if residual.dtype != x.dtype or residual.stride(1) != 1:
-                residual = residual.to(x.dtype).contiguous()
-            keep.append(residual)
-            job.residual, job.residual_stride = residual.data_ptr(), residual.stride(0)
+    keep, results = [], []
+    for index, (x, weight, bias, activation, residual, out) in enumerate(calls):
+        fields, tensors, result = weight._arguments(x, bias, activation, residual, out)
+        jobs[index] = JobStruct(weight.address, *fields)
+        keep.append(tensors)
+        results.append(result)
     library().mq_gemm(ctypes.addressof(jobs), len(calls), torch.get_num_threads())
     return results

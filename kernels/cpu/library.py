@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -34,8 +34,7 @@ class JobStruct(ctypes.Structure):
     """`Job` of csrc/gemm.h."""
 
     _fields_ = (
-        ("weight", POINTER(WeightStruct)),
-        *((name, c_void_p) for name in ("x", "bias", "residual", "out")),
+        *((name, c_void_p) for name in ("weight", "x", "bias", "residual", "out")),
         *((name, c_int64) for name in ("rows", "x_stride", "residual_stride", "out_stride")),
         *((name, c_int32) for name in ("x_dtype", "out_dtype", "planes", "silu")),
     )
@@ -75,6 +74,7 @@ class RopeStruct(ctypes.Structure):
 _POINTER, _COUNT, _THREADS = c_void_p, c_int64, c_int32
 _SIGNATURES: dict[str, list[Any]] = {
     "mq_gemm": [_POINTER, _COUNT, _THREADS],
+    "mq_gemm_one": [*[_POINTER] * 5, *[_COUNT] * 4, *[c_int32] * 4, _THREADS],
     "mq_rms_norm": [
         _POINTER, _COUNT, _POINTER, _POINTER, c_float, _POINTER, _POINTER, _COUNT, _COUNT, _THREADS,
     ],
@@ -95,6 +95,7 @@ def load(isa: str) -> ctypes.CDLL:
     return library
 
 
+@cache
 def library() -> ctypes.CDLL:
-    """The library for `chosen_isa()`; raises CompileError where there is no compiler."""
+    """The library for `chosen_isa()` as it was at the first call; CompileError where there is no compiler."""
     return load(chosen_isa())

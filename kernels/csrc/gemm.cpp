@@ -221,3 +221,13 @@ MQ_API void mq_gemm(const Job* jobs, int64_t count, int32_t threads) {
         }
     }
 }
+
+// A single job with its fields as arguments: filling a structure from Python costs more than the call.
+MQ_API void mq_gemm_one(
+    const Weight* weight, const void* x, const float* bias, const void* residual, void* out, int64_t rows,
+    int64_t x_stride, int64_t residual_stride, int64_t out_stride, int32_t x_dtype, int32_t out_dtype, int32_t planes,
+    int32_t silu, int32_t threads) {
+    const Job job{weight, x,        bias,            residual,   out,     rows,
+                  x_stride, residual_stride, out_stride, x_dtype, out_dtype, planes, silu};
+    mq_gemm(&job, 1, threads);
+}
