@@ -8,7 +8,7 @@ import triton.language as tl
 from .tiles import finish, int4_offset, int4_values, load_rows, store_tile, store_top
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "GROUPS"])
 def int4_gemm(
     x, qweight, scales, zeros, table, bias, residual, out, indices,
     M, N, K, GROUPS,

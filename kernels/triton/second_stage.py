@@ -8,7 +8,7 @@ import triton.language as tl
 from .tiles import finish, store_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def sum_parts(
     parts, bias, residual, out, M, N, stride_rh, stride_rm,
     SILU: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -27,7 +27,7 @@ def sum_parts(
     store_tile(out + head * M * N, acc, row, column, M, N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def merge_top(values, indices, top_values, top_indices, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """Top TOP_K of each row's candidates [rows, width] (fp32, int32) as [rows, TOP_K] (fp32, int64).
 
