@@ -8,6 +8,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -57,15 +58,15 @@ def rows_of_table(shape: Shape, bandwidth: float, deadline: float) -> list[str]:
             matrices += [matrices[0].clone() for _ in range(_CACHE_BYTES // matrices[0].nbytes)]
             for rows in ROWS:
                 x = _inputs(shape, rows)
-                baseline[rows] = graph_time([lambda x=x, m=m: x @ m for m in matrices])
+                baseline[rows] = graph_time([partial(torch.matmul, x, matrix) for matrix in matrices])
             del matrices
         for rows in ROWS:
             if time.monotonic() > deadline:
                 lines.append(f"| {shape.name} | {form.name} | {rows} | not run: out of time | | | |")
                 continue
             x = _inputs(shape, rows)
-            seconds = graph_time([lambda x=x, w=w: dequant_gemm(x, w) for w in copies])
-            fused = graph_time([lambda x=x, w=w: top_k(x, w, 10) for w in copies])
+            seconds = graph_time([partial(dequant_gemm, x, copy) for copy in copies])
+            fused = graph_time([partial(top_k, x, copy, 10) for copy in copies])
             floor = weight.nbytes / bandwidth
             lines.append(
                 f"| {shape.name} | {form.name} | {rows} | {seconds * 1e6:.1f} | {seconds / floor:.2f} "

@@ -43,12 +43,13 @@ def compile_table() -> tuple[list[str], list[str]]:
             extra += [f"split-K {variant.split_k}"] * (variant.split_k > 1)
             extra += [f"top-{variant.top_k}"] * bool(variant.top_k)
             name = f"{variant.kind} {' '.join(extra)}"
-            lines.append(_row(arch, name, variant.dtype, str(variant.bucket), report))
-            found = report.problems(arch, integer_only=variant.kind == "int4")
+            bucket = "any" if variant.dtype == "fp32" else str(variant.bucket)
+            lines.append(_row(arch, name, variant.dtype, bucket, report))
+            found = report.problems(arch, variant)
             problems += [f"{arch} {name}: {problem}" for problem in found]
         for name, report in compile_second_stages(arch).items():
             lines.append(_row(arch, name, "fp16", "any", report))
-            problems += [f"{arch} {name}: {problem}" for problem in report.problems(arch, matrix=False)]
+            problems += [f"{arch} {name}: {problem}" for problem in report.problems(arch)]
     return lines, problems
 
 

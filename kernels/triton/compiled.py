@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from triton import compile as triton_compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.disasm import get_sass
 
-from .config import BUCKETS, MAX_TOP_K, SHARED_LIMIT, TABLE
+from .config import BUCKETS, FP32, MAX_TOP_K, SHARED_LIMIT, TABLE
 from .launch import SUM_TILE, group_constants, kernel_of, merge_warps
 from .second_stage import merge_top, sum_parts
 
@@ -22,6 +23,7 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _MATRIX = {"cuda": r"\b(?:HMMA|HGMMA|UTCHMMA)\b", "hip": r"\bv_mfma_"}
 _SPILL = {"cuda": r"\b(?:STL|LDL)\b", "hip": r"\bscratch_(?:load|store)_"}
 _INT_TO_FLOAT = {"cuda": r"\bI2FP?\b", "hip": r"\bv_cvt_(?:pk_)?f(?:16|32|64)_(?:[iu]|ubyte)"}
@@ -33,7 +35,7 @@ class Variant:
 
     arch: str
     kind: str
-    dtype: str  # "fp16" or "bf16"
+    dtype: str  # "fp16", "bf16" or "fp32"
     bucket: int
     group_size: int = 128
     zeros: bool = False
@@ -52,16 +54,19 @@ class Report:
     matrix: int
     int_to_float: int
 
-    def problems(self, arch: str, *, matrix: bool = True, integer_only: bool = False) -> list[str]:
-        """The rules broken. matrix: the kernel must use matrix units. integer_only: it must not convert."""
+    def problems(self, arch: str, variant: Variant | None = None) -> list[str]:
+        """The rules broken, of every kernel or of a GEMM variant as well.
+
+        A GEMM must use matrix units (fp32 has none), and an int4 one convert no integer to a float.
+        """
         found = []
         if self.spills:
             found.append(f"{self.spills} spill instructions")
         if self.shared > SHARED_LIMIT[arch]:
             found.append(f"{self.shared} bytes of shared memory, over {SHARED_LIMIT[arch]}")
-        if matrix and not self.matrix:
+        if variant is not None and variant.dtype != "fp32" and not self.matrix:
             found.append("no matrix instruction")
-        if integer_only and self.int_to_float:
+        if variant is not None and variant.kind == "int4" and self.int_to_float:
             found.append(f"{self.int_to_float} int-to-float conversions")
         return found
 
@@ -76,12 +81,14 @@ def shipped_variants(arch: str) -> Iterator[Variant]:
     yield Variant(arch, "int4", "fp16", small, group_size=64, split_k=4)
     yield Variant(arch, "int4", "bf16", small, top_k=10)
     yield Variant(arch, "int8", "fp16", small, zeros=True, resblock=True)
+    yield Variant(arch, "int4", "fp32", small, group_size=32, zeros=True, resblock=True)
+    yield Variant(arch, "int8", "fp32", small, group_size=-1, top_k=10)
     yield Variant(arch, "nf4", "bf16", small, group_size=64, top_k=10)
 
 
 def compile_variant(variant: Variant) -> Report:
     """Compile a GEMM for the variant's target; raises what the compiler raises."""
-    config = TABLE[variant.arch][variant.bucket]
+    config = FP32 if variant.dtype == "fp32" else TABLE[variant.arch][variant.bucket]
     x = f"*{variant.dtype}"
     pointers = {
         "x": x,
@@ -101,7 +108,7 @@ def compile_variant(variant: Variant) -> Report:
         "SPLIT_K": variant.split_k,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
-        **group_constants(variant.group_size),
+        **group_constants(variant.group_size, _DTYPES[variant.dtype]),
     }
     kernel = kernel_of(variant.kind)
     return _compile(kernel, pointers, constants, variant.arch, config.num_warps, config.num_stages)

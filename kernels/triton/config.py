@@ -58,8 +58,14 @@ TABLE: dict[str, dict[int, Config]] = {
 }
 
 
-def gemm_config(arch: str, rows: int) -> Config:
-    """The configuration for M = rows; above the last bucket, its configuration."""
+# fp32 activations multiply in scalar fp32: a small tile, or its operands spill.
+FP32 = Config(16, 32, 4, 2)
+
+
+def gemm_config(arch: str, rows: int, dtype: torch.dtype) -> Config:
+    """The configuration for M = rows of x's dtype; above the last bucket, the last bucket's."""
+    if dtype == torch.float32:
+        return FP32
     bucket = next((bucket for bucket in BUCKETS if rows <= bucket), BUCKETS[-1])
     return TABLE[arch][bucket]
 

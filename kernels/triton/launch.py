@@ -14,6 +14,8 @@ from .int8_kernel import int8_gemm
 from .second_stage import merge_top, sum_parts
 from .weight import TritonWeight, scale_span
 
+# Scalar fp32 products of a longer step do not fit in registers.
+_FP32_SPAN = 32
 _ONE_GROUP = 1 << 30  # a group no K reaches: its index is always 0
 SUM_TILE = (8, 256)  # rows, columns
 
@@ -34,7 +36,7 @@ def launch_gemm(
     residual: [heads, M, N], contiguous along N. parts: fp32 [SPLIT_K, heads, M, N] for split-K, or None.
     """
     heads, rows, outputs = out.shape
-    config = gemm_config(architecture(x.device), rows)
+    config = gemm_config(architecture(x.device), rows, x.dtype)
     if parts is None:
         _gemm(x, weight, out, None, config, 1, 0, bias, residual, silu)
         return
@@ -55,7 +57,7 @@ def launch_top_k(
     `candidate_width` columns, top (fp32, int64) [heads, M, k] the result. x as in `launch_gemm`."""
     values, indices = candidates
     heads, rows, count = top[0].shape
-    config = gemm_config(architecture(x.device), rows)
+    config = gemm_config(architecture(x.device), rows, x.dtype)
     _gemm(x, weight, values, indices, config, 1, count)
     width = values.shape[2]
     block = triton.next_power_of_2(width)
@@ -65,9 +67,9 @@ def launch_top_k(
     )  # fmt: skip
 
 
-def candidate_width(device: torch.device, rows: int, outputs: int, count: int) -> int:
-    """Columns of `launch_top_k`'s scratch: k for each tile of N."""
-    return triton.cdiv(outputs, gemm_config(architecture(device), rows).block_n) * count
+def candidate_width(x: Tensor, outputs: int, count: int) -> int:
+    """Columns of `launch_top_k`'s scratch for x [heads, M, K]: k for each tile of N."""
+    return triton.cdiv(outputs, gemm_config(architecture(x.device), x.shape[1], x.dtype).block_n) * count
 
 
 def merge_warps(block: int) -> int:
@@ -80,9 +82,12 @@ def kernel_of(kind: str) -> Any:
     return int8_gemm if kind == "int8" else int4_gemm
 
 
-def group_constants(group_size: int) -> dict[str, int]:
+def group_constants(group_size: int, dtype: torch.dtype) -> dict[str, int]:
     """GROUP and SPAN of the kernels for a weight's group size (-1: one scale per output channel)."""
-    return {"GROUP": group_size if group_size > 0 else _ONE_GROUP, "SPAN": scale_span(group_size)}
+    span = scale_span(group_size)
+    if dtype == torch.float32:
+        span = min(span, _FP32_SPAN)
+    return {"GROUP": group_size if group_size > 0 else _ONE_GROUP, "SPAN": span}
 
 
 def _gemm(
@@ -105,7 +110,7 @@ def _gemm(
         rows, outputs, features, weight.scales.shape[1],
         *x.stride(), weight.qweight.stride(0), weight.qweight.stride(1), weight.scales.stride(0),
         *_residual_strides(residual),
-        **group_constants(weight.group_size), SILU=silu, TOP_K=top_k, SPLIT_K=parts,
+        **group_constants(weight.group_size, x.dtype), SILU=silu, TOP_K=top_k, SPLIT_K=parts,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n,
         num_warps=config.num_warps, num_stages=config.num_stages, enable_fp_fusion=True,
     )  # fmt: skip

@@ -85,7 +85,7 @@ def triton_top_k(
     values = x.new_empty((heads, rows, count), dtype=torch.float32)
     columns = x.new_empty((heads, rows, count), dtype=torch.int64)
     if values.numel():
-        width = candidate_width(x.device, rows, weight.out_features, count)
+        width = candidate_width(x, weight.out_features, count)
         candidates = (
             x.new_empty((heads, rows, width), dtype=torch.float32),
             x.new_empty((heads, rows, width), dtype=torch.int32),

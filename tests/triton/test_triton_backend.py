@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from medusa_quant.kernels.backend import Problem
 from medusa_quant.kernels.triton.backend import TritonBackend
-from medusa_quant.kernels.triton.config import BUCKETS, TABLE, gemm_config, split_k
+from medusa_quant.kernels.triton.config import BUCKETS, FP32, TABLE, gemm_config, split_k
 from medusa_quant.kernels.triton.heads import dequant_gemm, top_k
 from medusa_quant.kernels.triton.weight import pack, stack
 
@@ -62,9 +62,10 @@ def test_says_that_no_device_is_there() -> None:
 def test_every_architecture_has_every_bucket() -> None:
     for arch, table in TABLE.items():
         assert tuple(table) == BUCKETS
-        assert gemm_config(arch, 1) == table[16]
-        assert gemm_config(arch, 17) == table[32]
-        assert gemm_config(arch, 5000) == table[256]
+        assert gemm_config(arch, 1, torch.float16) == table[16]
+        assert gemm_config(arch, 17, torch.float16) == table[32]
+        assert gemm_config(arch, 5000, torch.float16) == table[256]
+        assert gemm_config(arch, 5000, torch.float32) == FP32
 
 
 def test_k_is_split_only_where_a_launch_is_too_small() -> None:
