@@ -81,6 +81,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "mq_swiglu": [_POINTER, _POINTER, _COUNT, _POINTER, _COUNT, _COUNT, _THREADS],
     "mq_rope_write_kv": [_POINTER],
     "mq_attention": [_POINTER],
+    "mq_read": [_POINTER, _COUNT, _POINTER, _THREADS],
     "mq_top_k": [_POINTER, _COUNT, c_int32, _COUNT, _COUNT, _COUNT, _POINTER, _POINTER, _THREADS],
 }  # fmt: skip
 

@@ -20,6 +20,10 @@ COMMANDS = {
     "inspect": ("inspect", "Show what a checkpoint or converted folder holds, per head."),
     "verify": ("verify", "Check a converted folder against its manifest, and against its source."),
     "export": ("export", "Write a converted folder in another layout, without re-quantizing."),
+    "calibrate": ("calibrate", "Collect statistics of a base's hidden states over prompts."),
+    "evaluate": ("evaluate", "Judge heads on held-out states: error, agreement, predicted acceptance."),
+    "kernels": ("kernels", "Which kernels this machine has, what each shape would use, and why."),
+    "bench-kernels": ("bench_kernels", "Time every kernel backend against its memory floor."),
 }
 
 
