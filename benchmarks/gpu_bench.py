@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from gpu_shapes import FORMS, ROWS, SHAPES, Shape, dense, random_weight
+
 from medusa_quant.kernels.triton.heads import dequant_gemm, top_k
 
 _CACHE_BYTES = 256 << 20  # copies together exceed any last-level cache, so that each read is from memory

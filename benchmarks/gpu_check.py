@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from gpu_shapes import FORMS, Form, Shape, dense, random_weight
+
 from medusa_quant.kernels.triton.heads import dequant_gemm, top_k
 from medusa_quant.kernels.triton.weight import TritonWeight
 

@@ -9,6 +9,7 @@ import gpu_bench
 import gpu_check
 import torch
 from gpu_shapes import FORMS, Shape, dense, random_weight
+
 from medusa_quant.kernels.triton.compiled import (
     TARGETS,
     Report,

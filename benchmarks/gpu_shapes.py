@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
 from medusa_quant.kernels.triton.nf4 import dequantize_nf4, pack_nf4
 from medusa_quant.kernels.triton.weight import TritonWeight, unpack
-
 from medusa_quant.quantization import PER_CHANNEL
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)

@@ -45,7 +45,8 @@ class HeadScore:
 @dataclass(frozen=True)
 class Report:
     """heads: one score each. acceptance: predicted mean tokens per step with `tree`, the base's own token
-    included; source_acceptance: the source heads', where compared. states: held-out states judged on."""
+    included; source_acceptance: the source heads', where compared. states: held-out states judged on.
+    ranks, source_ranks: int64 [states, heads], the place of the base's token in each head's logits."""
 
     heads: list[HeadScore]
     acceptance: float
@@ -53,6 +54,7 @@ class Report:
     states: int
     tree_nodes: int
     ranks: Tensor = field(repr=False)
+    source_ranks: Tensor = field(repr=False)
 
     @property
     def acceptance_ratio(self) -> float | None:
@@ -142,14 +144,15 @@ def evaluate(
         scores.append(totals.score(head))
         ranks.append(torch.cat(totals.ranks))
         source_ranks.append(torch.cat(totals.source_ranks) if source is not None else ranks[-1])
-    own = torch.stack(ranks, 1)
+    own, other = torch.stack(ranks, 1), torch.stack(source_ranks, 1)
     return Report(
         scores,
         float(accepted_lengths(own, tree).double().mean()),
-        float(accepted_lengths(torch.stack(source_ranks, 1), tree).double().mean()) if source else None,
+        None if source is None else float(accepted_lengths(other, tree).double().mean()),
         data.states.shape[0],
         len(tree),
         own,
+        other,
     )
 
 

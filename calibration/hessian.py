@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..errors import InputError
 
-# Tried in turn: the first fraction of the mean diagonal that makes the matrix positive definite.
-DAMPING_LADDER = (0.01, 0.03, 0.1, 0.3, 1.0)
+# Tried in turn: the first fraction of the mean diagonal that makes the matrix positive definite. GPTQ's
+# usual 0.01 fits the calibration set too closely: on SmolLM2's held-out states 0.1 gave 2-4 % less error.
+DAMPING_LADDER = (0.1, 0.3, 1.0)
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,14 @@ def refine_scales(
     values = codes.float()
     if zeros is not None:
         values = values - zeros.float().repeat_interleave(group_width, 1)[:, :features]
-    spread = values.new_zeros((rows, groups, features))
+    padding = groups * group_width - features
+    system, target = values.new_empty((rows, groups, groups)), values.new_empty((rows, groups))
     for index in range(groups):
         part = slice(index * group_width, min((index + 1) * group_width, features))
-        spread[:, index, part] = values[:, part]
-    product = spread @ hessian.matrix
-    system = product @ spread.transpose(1, 2)
-    target = (product @ weight.unsqueeze(2)).squeeze(2)
+        product = values[:, part] @ hessian.matrix[part]
+        target[:, index] = (product * weight).sum(1)
+        product = torch.nn.functional.pad(product.mul_(values), (0, padding))
+        system[:, index] = product.view(rows, groups, group_width).sum(2)
     # A group whose codes are all 0 has a free scale.
     idle = system.diagonal(dim1=1, dim2=2) <= 0
     system = system + torch.diag_embed(idle.float())

@@ -20,7 +20,7 @@ from .low_rank import low_rank_factors
 from .refine import refine_scales
 
 CALIBRATED_METHODS = ("rtn", "mse", "awq-clip", "gptq")
-_REFINEMENTS = 2
+_REFINEMENTS = 1
 
 
 @dataclass

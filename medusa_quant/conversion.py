@@ -112,14 +112,16 @@ def _write_tensors(
 ) -> None:
     total = sum(planned.tensor.numel for planned in plan.tensors)
     done = 0
-    shared: tuple[tuple[str, Path], Staged] | None = None
+    shared: tuple[object, Staged] | None = None
+    # A calibrated quantizer sees other inputs in each head.
+    reusable = plan.options.base is not None and quantizer is plain_quantizer
     for planned in plan.tensors:
         if progress is not None:
             progress(done, total, str(planned.tensor.id))
         # Heads that were given the base's LM matrix hold the same tensor: quantize it once.
-        origin = (planned.tensor.key, planned.tensor.file)
+        origin = (planned.tensor.key, planned.tensor.file, planned.dtype, planned.scheme)
         staged = shared[1] if shared and shared[0] == origin else stage(planned, plan.options, quantizer)
-        shared = (origin, staged) if plan.options.base else None
+        shared = (origin, staged) if reusable else None
         manifest.files += _store(planned, staged, plan, writer)
         done += planned.tensor.numel
     if progress is not None:

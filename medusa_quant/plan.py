@@ -17,7 +17,7 @@ from .checkpoints.base import (
     with_own_lm_heads,
     without_lm_heads,
 )
-from .checkpoints.heads import BIAS, TOKEN_MAP, HeadTensor, MedusaHeads
+from .checkpoints.heads import BIAS, LM_HEAD, TOKEN_MAP, WEIGHT, HeadTensor, MedusaHeads
 from .errors import InputError
 from .quantization import PER_CHANNEL, QuantizedWeight, Scheme, parse_dtype
 from .quantization.scheme import INT_DTYPES
@@ -25,7 +25,28 @@ from .workspace.layouts import Layout, layout_named
 from .workspace.sharding import LM_HEAD_SPLITS, Shard, check_shardable, padded_vocab, shard_of
 from .workspace.stream import STORED_DTYPES, stored_dtype_name
 
-METHODS = ("rtn", "mse")
+METHODS = ("rtn", "mse", "awq-clip", "gptq")
+# Methods that look at a layer's inputs, not only at its weights.
+_NEED_CALIBRATION = ("awq-clip", "gptq")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The dtype of one kind of matrix of one head. role: resblock.weight or lm_head.weight."""
+
+    head: int
+    role: str
+    dtype: str
+    group_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in (WEIGHT, LM_HEAD):
+            raise InputError("no such matrix", expected=f"{WEIGHT} or {LM_HEAD}", found=self.role)
+        object.__setattr__(self, "dtype", parse_dtype(self.dtype))
+        if self.dtype in INT_DTYPES:
+            Scheme.for_dtype(self.dtype, self.group_size)
+        elif self.group_size is not None:
+            raise InputError(f"{self.dtype} has no group size", found=self.group_size)
 
 
 @dataclass(frozen=True)
@@ -33,7 +54,8 @@ class ConvertOptions:
     """What a user asks of a conversion; see `medusa-quant convert --help`.
 
     dtype None keeps the codes and dtypes of an already quantized source. group_size None takes the
-    dtype's default (int8 per channel, int4 128).
+    dtype's default (int8 per channel, int4 128). choices: matrices that get another dtype than `dtype`.
+    calibration: statistics of the base's states. low_rank: rank of a correction beside the codes.
     """
 
     dtype: str | None = None
@@ -49,6 +71,9 @@ class ConvertOptions:
     on_overflow: str = "error"
     allow_nonfinite: bool = False
     gptq_format: str = "gptq"
+    choices: tuple[Choice, ...] = ()
+    calibration: str | None = None
+    low_rank: int = 0
 
     def __post_init__(self) -> None:
         choices = {
@@ -65,7 +90,22 @@ class ConvertOptions:
             raise InputError("bad --tp", expected="1 or more", found=self.tp)
         if self.dtype is not None:
             object.__setattr__(self, "dtype", parse_dtype(self.dtype))
+        if self.calibration is None and (self.method in _NEED_CALIBRATION or self.low_rank):
+            asked = "--low-rank" if self.low_rank else f"--method {self.method}"
+            raise InputError(
+                f"{asked} needs statistics of the base's states",
+                fix="run `medusa-quant calibrate`, and pass --calibration STATS",
+            )
+        if self.low_rank < 0:
+            raise InputError("bad --low-rank", expected="0 or more", found=self.low_rank)
         layout_named(self.layout)
+
+    def for_tensor(self, tensor: HeadTensor) -> ConvertOptions:
+        """These options with the dtype and group size of one matrix, where it was given its own."""
+        for choice in self.choices:
+            if choice.head == tensor.id.head and choice.role == tensor.id.role:
+                return replace(self, dtype=choice.dtype, group_size=choice.group_size)
+        return self
 
 
 @dataclass(frozen=True)
@@ -171,6 +211,7 @@ def make_plan(heads: MedusaHeads, options: ConvertOptions) -> Plan:
     warnings = list(heads.warnings)
     heads = _resolve_lm_head(heads, options, warnings)
     options = _resolve_dtype(heads, options)
+    _check_choices(heads, options)
     if layout.key_format is not None and options.tp != 1:
         raise InputError(
             f"layout {layout.name} holds whole matrices, not ranks",
@@ -240,11 +281,28 @@ def _resolve_dtype(heads: MedusaHeads, options: ConvertOptions) -> ConvertOption
     return options
 
 
+def _check_choices(heads: MedusaHeads, options: ConvertOptions) -> None:
+    for choice in options.choices:
+        if not any(tensor.id.head == choice.head and tensor.id.role == choice.role for tensor in heads):
+            raise InputError(
+                f"the plan names head {choice.head} {choice.role}, which these heads do not have",
+                file=heads.path,
+                found=f"{heads.num_heads} heads, LM matrices {'shared' if heads.shared_lm_head else 'own'}",
+            )
+
+
 def _plan_tensor(
     tensor: HeadTensor, heads: MedusaHeads, options: ConvertOptions, layout: Layout
 ) -> PlannedTensor:
-    dtype, scheme, method = _target(tensor, options, layout)
-    stand_in = _stand_in(tensor, dtype, scheme)
+    dtype, scheme, method = _target(tensor, options.for_tensor(tensor), layout)
+    low_rank = options.low_rank if scheme else tensor.low_rank
+    if scheme and low_rank > min(tensor.shape):
+        raise InputError(
+            f"{tensor.id}: --low-rank exceeds its size",
+            expected=f"at most {min(tensor.shape)}",
+            found=low_rank,
+        )
+    stand_in = _stand_in(tensor, dtype, scheme, low_rank)
     group_size = scheme.group_size if scheme else tensor.group_size
     codes = isinstance(stand_in, QuantizedWeight) and layout.key_format is None
     check_shardable(
@@ -290,7 +348,9 @@ def _target(tensor: HeadTensor, options: ConvertOptions, layout: Layout) -> tupl
     return options.dtype, None, "copy" if options.dtype == tensor.dtype else "cast"
 
 
-def _stand_in(tensor: HeadTensor, dtype: str, scheme: Scheme | None) -> Tensor | QuantizedWeight:
+def _stand_in(
+    tensor: HeadTensor, dtype: str, scheme: Scheme | None, low_rank: int
+) -> Tensor | QuantizedWeight:
     """A meta tensor of what will be stored, so that plan and writer share one rule for shapes."""
     if dtype not in INT_DTYPES:
         return torch.empty(tensor.shape, dtype=STORED_DTYPES[dtype], device="meta")
@@ -310,6 +370,8 @@ def _stand_in(tensor: HeadTensor, dtype: str, scheme: Scheme | None) -> Tensor |
             scheme.group_size,
             None if symmetric else torch.empty((groups, outputs), dtype=torch.int8),
             torch.empty(features, dtype=torch.int32) if tensor.act_order else None,
+            torch.empty((features, low_rank), dtype=torch.float16) if low_rank else None,
+            torch.empty((low_rank, outputs), dtype=torch.float16) if low_rank else None,
         )
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from triton import compile as triton_compile
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.tools.disasm import get_sass
 
 from .config import BUCKETS, FP32, MAX_TOP_K, SHARED_LIMIT, TABLE
 from .launch import SUM_TILE, group_constants, kernel_of, merge_warps
@@ -156,7 +158,16 @@ def _compile(
         text = binary.asm["amdgcn"]
         registers = max(int(count) for count in re.findall(r"\.vgpr_count:\s+(\d+)", text))
     else:
-        text = get_sass(binary.asm["cubin"])
+        text = _disassemble(binary.asm["cubin"])
         registers = 1 + max(int(number) for number in re.findall(r"\bR(\d+)\b", text))
     counts = (len(re.findall(rule[target.backend], text)) for rule in (_SPILL, _MATRIX, _INT_TO_FLOAT))
     return Report(binary.metadata.shared, registers, *counts)
+
+
+def _disassemble(cubin: bytes) -> str:
+    # Not triton.tools.disasm: it lets the tool's warnings through to the terminal.
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.nvdisasm.path, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

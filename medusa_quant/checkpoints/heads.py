@@ -39,6 +39,7 @@ class HeadTensor:
     dtype: fp32, fp16, bf16, fp64, int8, int4 (or int32 for a token map).
     load: a float tensor of that shape, possibly a view of a mapped file; or a QuantizedWeight ([K, N]).
     The rest is set for quantized matrices: how they were made and, where a manifest tells, their error.
+    low_rank: rank of the correction added to the codes, 0 for none.
     """
 
     id: TensorId
@@ -51,6 +52,7 @@ class HeadTensor:
     symmetric: bool | None = None
     act_order: bool = False
     scale_dtype: str | None = None
+    low_rank: int = 0
     method: str | None = None
     error: dict[str, float] | None = None
 

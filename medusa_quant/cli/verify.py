@@ -22,7 +22,7 @@ def verify(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sizes, checksums, missing or extra files, NaN, errors larger than recorded; exit code 1 on any failure."""
+    """Sizes, checksums, missing or extra files, NaN, errors above those recorded; exit code 1 on failure."""
     from ..errors import VerifyError
     from ..verification import verify as run
 

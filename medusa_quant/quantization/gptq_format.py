@@ -53,8 +53,10 @@ def to_gptq(weight: QuantizedWeight, checkpoint_format: str = "gptq") -> dict[st
     """Inverse of `from_gptq`: qweight, qzeros, scales (fp16) and g_idx of one linear layer.
 
     Raises ValueError for what the format cannot hold: K or N not a multiple of 32, scales that fp16
-    would underflow, and (v1) a zero point of 0.
+    would underflow, a low-rank correction, and (v1) a zero point of 0.
     """
+    if weight.low_rank_a is not None:
+        raise ValueError("AutoGPTQ's format has no place for a low-rank correction")
     features, outputs = weight.shape
     if features % 32 or outputs % 32:
         raise ValueError(f"AutoGPTQ needs multiples of 32 features, got {features} in and {outputs} out")

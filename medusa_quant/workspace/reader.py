@@ -89,6 +89,8 @@ class Workspace:
             group_size,
             parts["zeros"].view(-1, columns) if "zeros" in parts else None,
             parts.get("g_idx"),
+            parts.get("low_rank_a"),
+            parts.get("low_rank_b"),
         )
 
     def load(self, tensor: TensorId) -> Tensor | QuantizedWeight:
@@ -171,6 +173,7 @@ def _head_tensor(workspace: Workspace, tensor: TensorId, rank: int | None) -> He
         symmetric="zeros" not in parts if quantized else None,
         act_order="g_idx" in parts,
         scale_dtype=parts["scales"].dtype if quantized else None,
+        low_rank=parts["low_rank_a"].shape[1] if "low_rank_a" in parts else 0,
         method=entry.method,
         error=entry.error,
     )

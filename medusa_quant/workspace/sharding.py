@@ -20,6 +20,8 @@ from ..quantization.scheme import GROUP_SIZES
 OUTPUT, INPUT, REPLICATED = "output", "input", "replicated"
 LM_HEAD_SPLITS = ("vocab", "hidden")
 VOCAB_MULTIPLE = 64  # per rank
+# Parts of a quantized matrix without an output dimension: whole on every rank of an output split.
+_BY_INPUT = ("g_idx", "low_rank_a")
 
 
 class Shard(NamedTuple):
@@ -119,7 +121,7 @@ def shard_quantized(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
         parts: dict[str, Any] = {
             name: take(tensor, 1, shard.start, shard.stop, shard.size)
             for name, tensor in weight.tensors().items()
-            if name != "g_idx"
+            if name not in _BY_INPUT
         }
         return replace(weight, **parts)
     pack = 2 if weight.bits == 4 else 1
@@ -129,6 +131,7 @@ def shard_quantized(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
         qweight=weight.qweight[rows],
         in_features=shard.stop - shard.start,
         g_idx=None if weight.g_idx is None else weight.g_idx[shard.start : shard.stop],
+        low_rank_a=None if weight.low_rank_a is None else weight.low_rank_a[shard.start : shard.stop],
         **({} if _scales_replicated(weight) else _group_slice(weight, shard)),
     )
 
@@ -150,10 +153,12 @@ def merge_quantized(parts: Sequence[QuantizedWeight], shard: Shard) -> Quantized
         merged: dict[str, Any] = {
             name: torch.cat([part.tensors()[name] for part in parts], 1)[:, : shard.size].contiguous()
             for name in first.tensors()
-            if name != "g_idx"
+            if name not in _BY_INPUT
         }
         return replace(first, **merged)
-    names = ["qweight"] if _scales_replicated(first) else ["qweight", "scales", "zeros"]
+    names = ["qweight", "low_rank_a"]
+    if not _scales_replicated(first):
+        names += ["scales", "zeros"]
     rows: dict[str, Any] = {
         name: torch.cat([part.tensors()[name] for part in parts], 0)
         for name in names

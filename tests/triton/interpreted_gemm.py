@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from medusa_quant.kernels.triton.backend import TritonBackend
 from medusa_quant.kernels.triton.heads import dequant_gemm
 from medusa_quant.kernels.triton.launch import launch_gemm
 from medusa_quant.kernels.triton.nf4 import dequantize_nf4, pack_nf4
 from medusa_quant.kernels.triton.weight import TritonWeight, pack, stack, unpack
-from torch import Tensor
-
 from medusa_quant.quantization import QuantizedWeight, Scheme, quantize_weight
 
 TOLERANCE = {torch.float16: 1e-3, torch.float32: 1e-5}

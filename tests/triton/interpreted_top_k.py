@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from medusa_quant.kernels.triton.heads import dequant_gemm, top_k
 from medusa_quant.kernels.triton.ops import triton_gemm, triton_top_k
 from medusa_quant.kernels.triton.weight import TritonWeight, pack, stack
-
 from medusa_quant.quantization import QuantizedWeight, Scheme, quantize_weight
 
 

@@ -13,7 +13,6 @@ from medusa_quant.kernels.triton.backend import TritonBackend
 from medusa_quant.kernels.triton.config import BUCKETS, FP32, TABLE, gemm_config, split_k
 from medusa_quant.kernels.triton.heads import dequant_gemm, top_k
 from medusa_quant.kernels.triton.weight import pack, stack
-
 from medusa_quant.quantization import Scheme, quantize_weight
 
 CUDA = torch.device("cuda", 0)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from medusa_quant.kernels.triton.nf4 import NF4_TABLE, dequantize_nf4, from_bitsandbytes, pack_nf4
 from medusa_quant.kernels.triton.weight import deinterleave, interleave, pack, scale_span, stack, unpack
-
 from medusa_quant.quantization import QuantizedWeight, Scheme, quantize_weight
 
 
