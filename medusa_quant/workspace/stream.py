@@ -12,7 +12,8 @@ from torch import Tensor
 from ..errors import InputError
 
 _BLOCK_BYTES = 8 << 20
-_TRANSPOSE_ROWS = 1024  # blocks of this many rows keep a transposed copy inside the cache
+# A transposed copy in tiles this small stays in the cache, and on one thread: the other hashes and writes.
+_TILE_ROWS, _TILE_COLUMNS = 256, 128
 
 STORED_DTYPES = {
     "fp32": torch.float32,
@@ -49,9 +50,10 @@ def _contiguous(block: Tensor, dtype: torch.dtype, clip: bool) -> Tensor:
     if block.is_contiguous() and block.dtype == dtype:
         return block
     result = torch.empty(block.shape, dtype=dtype)
-    for start in range(0, block.shape[1], _TRANSPOSE_ROWS):
-        columns = slice(start, start + _TRANSPOSE_ROWS)
-        result[:, columns].copy_(block[:, columns])
+    for row in range(0, block.shape[0], _TILE_ROWS):
+        for column in range(0, block.shape[1], _TILE_COLUMNS):
+            tile = slice(row, row + _TILE_ROWS), slice(column, column + _TILE_COLUMNS)
+            result[tile].copy_(block[tile])
     return result
 
 
