@@ -24,7 +24,7 @@ from .workspace.naming import CONFIG_INI, MANIFEST, is_head_file
 from .workspace.stream import stored_dtype_name
 from .workspace.writer import PartWriter
 
-# (bytes of source tensors done, bytes in all, what is being done)
+# (bytes written, bytes in all, what is being done)
 Progress = Callable[[int, int, str], None]
 
 
@@ -110,7 +110,7 @@ def check_target(target: Path, plan: Plan, force: bool) -> Manifest | None:
 def _write_tensors(
     plan: Plan, writer: PartWriter, manifest: Manifest, quantizer: Quantizer, progress: Progress | None
 ) -> None:
-    total = sum(planned.tensor.numel for planned in plan.tensors)
+    total = plan.bytes
     done = 0
     shared: tuple[object, Staged] | None = None
     # A calibrated quantizer sees other inputs in each head.
@@ -123,7 +123,7 @@ def _write_tensors(
         staged = shared[1] if shared and shared[0] == origin else stage(planned, plan.options, quantizer)
         shared = (origin, staged) if reusable else None
         manifest.files += _store(planned, staged, plan, writer)
-        done += planned.tensor.numel
+        done += planned.bytes
     if progress is not None:
         progress(done, total, "finishing")
 
@@ -186,8 +186,14 @@ def _manifest(plan: Plan) -> Manifest:
     ]
     first = matrices[0] if matrices else None
     group_size = None
+    # Codes that are kept say themselves what they are, whatever the options ask of new ones.
+    resolved: dict[str, Any] = {"act_order": any(planned.tensor.act_order for planned in matrices)}
     if first is not None:
         group_size = first.scheme.group_size if first.scheme else first.tensor.group_size
+        resolved["symmetric"] = all(
+            planned.scheme.symmetric if planned.scheme else bool(planned.tensor.symmetric)
+            for planned in matrices
+        )
     return Manifest(
         layout=plan.layout.name,
         source={"path": str(heads.path), "format": heads.format},
@@ -201,7 +207,7 @@ def _manifest(plan: Plan) -> Manifest:
         lm_head_split=options.lm_head_split,
         weight_type=options.dtype,
         group_size=group_size,
-        options={**asdict(options), "medusa_quant_version": __version__},
+        options={**asdict(options), **resolved, "medusa_quant_version": __version__},
         warnings=plan.warnings,
     )
 

@@ -12,7 +12,7 @@ from .checkpoints.heads import HeadTensor
 from .errors import InputError
 from .plan import ConvertOptions, PlannedTensor
 from .quantization import NonFiniteError, QuantizedWeight, WeightError, quantize_weight
-from .workspace.stream import STORED_DTYPES
+from .workspace.stream import STORED_DTYPES, saturate
 
 # weight [N, K], what is planned for it -> the quantized weight and its error.
 Quantizer = Callable[[Tensor, PlannedTensor], tuple[QuantizedWeight, WeightError]]
@@ -77,7 +77,7 @@ def _cast(tensor: HeadTensor, value: Tensor, dtype: torch.dtype, options: Conver
         stored = block.to(dtype)
         if not bool(torch.isfinite(stored).all()):
             overflowing = True
-            stored = block.clamp(-limit, limit).to(dtype)
+            stored = saturate(block, dtype)
         error.add(block, stored)
     if overflowing and options.on_overflow == "error":
         count = sum(int((~torch.isfinite(b.to(dtype)) & torch.isfinite(b)).sum()) for b in _blocks(value))

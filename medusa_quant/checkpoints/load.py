@@ -129,12 +129,14 @@ def _count(
                     file=source.path,
                     expected="all or none",
                 )
-            if len(layers) > 1 or layers[0] not in (-1, num_layers):
+            stray = next((layer for layer in layers if layer not in (-1, num_layers)), None)
+            if stray is not None:
                 raise InputError(
                     f"head {head}'s LM matrix does not follow its ResBlocks",
                     file=source.path,
+                    key=next(iter(lm_heads[head, stray].values())).key,
                     expected=f"layer {num_layers}",
-                    found=f"layer {', '.join(map(str, sorted(layers)))}",
+                    found=f"layer {stray}",
                 )
     return num_heads, num_layers
 

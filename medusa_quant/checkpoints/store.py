@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,10 +115,13 @@ def _load_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _torch_load(file: Path) -> object:
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:
-        # Files in torch's format from before 1.6 cannot be mapped.
-        if "mmap can only be used" not in str(error):
-            raise
-        return torch.load(file, map_location="cpu", weights_only=True)
+    with warnings.catch_warnings():
+        # Whether its unpickler may fail on another protocol is told by whether it does.
+        warnings.filterwarnings("ignore", message="Detected pickle protocol")
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            # Files in torch's format from before 1.6 cannot be mapped.
+            if "mmap can only be used" not in str(error):
+                raise
+            return torch.load(file, map_location="cpu", weights_only=True)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -37,7 +38,7 @@ def print_table(
 
 def print_warnings(warnings: Sequence[str]) -> None:
     for warning in dict.fromkeys(warnings):
-        notes.print(f"[yellow]warning:[/] {warning}", markup=True)
+        notes.print("[yellow]warning:[/]", escape(warning))
 
 
 @contextmanager

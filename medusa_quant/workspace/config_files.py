@@ -84,7 +84,7 @@ def _quantize_config(manifest: Manifest) -> dict[str, Any]:
         "bits": bits,
         "group_size": manifest.group_size,
         "damp_percent": 0.01,
-        "desc_act": bool(manifest.options.get("act_order", False)),
+        "desc_act": bool(manifest.options["act_order"]),
         "static_groups": False,
         "sym": bool(manifest.options["symmetric"]),
         "true_sequential": True,

@@ -43,10 +43,17 @@ def byte_blocks(tensor: Tensor, dtype: torch.dtype, clip: bool = False) -> Itera
         yield block.view(torch.uint8).numpy().data.cast("B")
 
 
+def saturate(block: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast to a float dtype, finite values beyond its range to the largest it holds; NaN and Inf stay."""
+    limit = torch.finfo(dtype).max
+    # bf16 would round fp16's 65504 up to a value that overflows.
+    wide = block.to(torch.promote_types(block.dtype, torch.float32))
+    return torch.where(wide.isinf(), wide, wide.clamp(-limit, limit)).to(dtype)
+
+
 def _contiguous(block: Tensor, dtype: torch.dtype, clip: bool) -> Tensor:
     if clip and block.dtype != dtype and dtype.is_floating_point:
-        limit = torch.finfo(dtype).max
-        block = torch.where(block.isinf(), block, block.clamp(-limit, limit))
+        block = saturate(block, dtype)
     if block.is_contiguous() and block.dtype == dtype:
         return block
     result = torch.empty(block.shape, dtype=dtype)
