@@ -24,10 +24,14 @@ class WeightError:
         """Take in one block: two float tensors of the same shape, any float dtype, finite."""
         if not source.numel():
             return
-        difference = source.float() - stored.float()
-        self.max = max(self.max, float(torch.linalg.vector_norm(difference, math.inf)))
+        self.add_difference(source.float(), source.float() - stored.float())
+
+    def add_difference(self, source: Tensor, difference: Tensor) -> None:
+        """As `add`, for a block whose difference (source - stored, or its negative) is at hand, in fp32."""
+        low, high = difference.aminmax()
+        self.max = max(self.max, -float(low), float(high))
         self._difference = math.hypot(self._difference, _norm(difference))
-        self._norm = math.hypot(self._norm, _norm(source.float()))
+        self._norm = math.hypot(self._norm, _norm(source))
 
     @property
     def relative(self) -> float:
@@ -40,7 +44,8 @@ class WeightError:
 
 
 def _norm(values: Tensor) -> float:
-    norm = float(torch.linalg.vector_norm(values))
+    flat = values.reshape(-1)
+    norm = math.sqrt(float(torch.dot(flat, flat)))
     # fp32 squares leave their range for values beyond about 1e19 or below 1e-19.
     if not 1e-15 < norm < 1e15:
         norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))

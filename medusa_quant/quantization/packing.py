@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,27 @@ def pack_int4(codes: Tensor) -> Tensor:
 
     Raises ValueError for codes outside the range.
     """
-    if codes.numel() and (int(codes.min()) < -OFFSET or int(codes.max()) > 7):
-        raise ValueError("int4 codes must lie in [-8, 7]")
-    nibbles = (codes + OFFSET).to(torch.uint8)
-    if nibbles.shape[0] % 2:
-        nibbles = torch.cat([nibbles, nibbles.new_full((1, nibbles.shape[1]), OFFSET)])
+    if codes.shape[0] % 2:
+        codes = torch.cat([codes, codes.new_zeros((1, codes.shape[1]))])
+    # Quantization works on [N, K]: its codes arrive as a transposed view, and are packed as they lie.
+    transposed = codes.t().is_contiguous() and not codes.is_contiguous() and sys.byteorder == "little"
+    stored = codes.t() if transposed else codes
+    if stored.numel():
+        low, high = stored.aminmax()
+        if int(low) < -OFFSET or int(high) > 7:
+            raise ValueError("int4 codes must lie in [-8, 7]")
+    if transposed:
+        return _pack_pairs(stored).t()
+    nibbles = (codes + OFFSET).view(torch.uint8)
     return nibbles[0::2] | (nibbles[1::2] << 4)
+
+
+def _pack_pairs(codes: Tensor) -> Tensor:
+    """[N, K] -> [N, K/2]: two codes are one int16 with the even one in its low byte, which is several times
+    faster than picking every other byte."""
+    pairs = (codes + OFFSET).reshape(-1).view(torch.int16)
+    # The cast keeps the low byte.
+    return (pairs | (pairs >> 4)).to(torch.uint8).view(codes.shape[0], -1)
 
 
 def unpack_int4(packed: Tensor, in_features: int) -> Tensor:

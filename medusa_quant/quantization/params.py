@@ -34,7 +34,7 @@ def choose_params(
     Returns scales [N, G] in `scale_dtype` and zeros int8 [N, G] (None when symmetric), in the domain
     of signed codes. An all-zero group gets scale 1 and zero 0.
     """
-    low, high = groups.amin(-1), groups.amax(-1)
+    low, high = groups.amin(-1), groups.amax(-1)  # aminmax along a dimension is ten times slower
     scales, zeros = _range_params(low, high, scheme, scale_dtype)
     if method == "rtn":
         return scales, zeros

@@ -12,8 +12,8 @@ from .params import choose_params, scales_fit
 from .scheme import Scheme
 from .weight import QuantizedWeight
 
-# fp32 elements per block: small enough for its temporaries to stay in a core's cache.
-_BLOCK_ELEMENTS = 1 << 19
+# fp32 elements per block: its temporaries stay in the last-level cache.
+_BLOCK_ELEMENTS = 1 << 20
 
 
 class NonFiniteError(ValueError):
@@ -70,20 +70,26 @@ def _quantize(
     zeros = None if scheme.symmetric else torch.empty((groups, outputs), dtype=torch.int8)
     error = WeightError()
     step = max(1, _BLOCK_ELEMENTS // max(1, features))
+    # Two buffers for all blocks: fresh memory for each would cost more than the arithmetic.
+    width = scheme.group_width(features)
+    padded = torch.zeros((min(step, outputs), groups * width))
+    code_buffer = torch.empty((min(step, outputs), groups, width))
     for start in range(0, outputs, step):
         block = slice(start, min(start + step, outputs))
-        rows = weight[block].to(torch.float32)
-        grouped = group_rows(rows, scheme)
+        count = block.stop - start
+        padded[:count, :features].copy_(weight[block])
+        grouped = padded[:count].view(count, groups, width)
         block_scales, block_zeros = choose_params(grouped, scheme, method, scale_dtype)
         if scale_dtype == torch.float16 and not scales_fit(block_scales):
             raise _ScalesDoNotFit
         if not bool(torch.isfinite(block_scales).all()):
             raise NonFiniteError("the matrix holds NaN or Inf")
-        codes = quantize_groups(grouped, block_scales, block_zeros, scheme)
-        error.add(rows, ungroup_rows(dequantize_groups(codes, block_scales, block_zeros), features))
+        codes = quantize_groups(grouped, block_scales, block_zeros, scheme, out=code_buffer[:count])
         signed = ungroup_rows(codes, features).to(torch.int8).t()
         qweight[:, block] = pack_int4(signed) if scheme.bits == 4 else signed
         scales[:, block] = block_scales.t()
         if zeros is not None and block_zeros is not None:
             zeros[:, block] = block_zeros.t()
+        dequantize_groups(codes, block_scales, block_zeros, out=codes).sub_(grouped)
+        error.add_difference(grouped, codes)  # the padding of a short group has none
     return QuantizedWeight(qweight, scales, features, scheme.bits, scheme.group_size, zeros), error
