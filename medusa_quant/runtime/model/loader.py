@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...checkpoints.gguf_file import find_gguf
 from ...checkpoints.source import locate, read_json
 from ...errors import InputError
 from ...quantization import QuantizedWeight, Scheme, parse_dtype, quantize_weight
@@ -63,18 +64,6 @@ def open_base(source: str | Path) -> tuple[ModelConfig, Weights]:
     generation = read_json(path / "generation_config.json")
     config = config_from_json(read_json(path / "config.json"), path / "config.json", generation)
     return config, weights_from_folder(path)
-
-
-def find_gguf(path: Path) -> Path | None:
-    """The GGUF file meant by a path: itself, or the only one in a folder that has no config.json."""
-    if path.is_file():
-        return path
-    if (path / "config.json").is_file():
-        return None
-    files = sorted(path.glob("*.gguf"))
-    if len(files) > 1:
-        raise InputError("several .gguf files", file=path, fix=f"name one, such as {files[0].name}")
-    return files[0] if files else None
 
 
 def load_tokenizer(source: str | Path) -> Any:

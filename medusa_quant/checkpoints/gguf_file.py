@@ -10,12 +10,13 @@ import mmap
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...errors import InputError
+from ..errors import InputError
 
 _SCALARS = {
     0: "<B",
@@ -72,8 +73,28 @@ class GGUFFile:
             raise InputError(f"cannot be dequantized: {error}", file=self.path, key=name) from error
 
 
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF file meant by a path: itself, or the only one in a folder that holds no other checkpoint.
+
+    Raises InputError where a folder holds several.
+    """
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    if (path / "config.json").is_file() or any(path.glob("*.safetensors")):
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        raise InputError("several .gguf files", file=path, fix=f"name one, such as {files[0].name}")
+    return files[0] if files else None
+
+
 def read_gguf(path: Path) -> GGUFFile:
-    """Read a file's header. Raises InputError if it is not GGUF, of another version, or cut off."""
+    """Read a file's header. Raises InputError if it is not GGUF, of another version, or cut off, and where
+    the gguf package, which dequantizes, is not installed."""
+    if find_spec("gguf") is None:
+        raise InputError(
+            "reading GGUF needs the gguf package", file=path, fix="pip install 'medusa-quant[gguf]'"
+        )
     broken = "not a complete GGUF file"
     try:
         with path.open("rb") as file:
