@@ -48,6 +48,11 @@ class _Rows(NamedTuple):
     zeros: Tensor | None
     cost: Tensor
 
+    def first(self, count: int) -> _Rows:
+        """The first rows of them."""
+        zeros = None if self.zeros is None else self.zeros[:count]
+        return _Rows(self.codes[:count], self.scales[:count], zeros, self.cost[:count])
+
 
 def solve(
     weight: Tensor, scheme: Scheme, method: str, hessian: Hessian, low_rank: int = 0
@@ -121,7 +126,7 @@ class _Solver:
         if method == "gptq":
             compensated = self._compensated(padded, clipped)
             best = self._better(best, compensated, "awq-clip", count)
-        return _Rows(*(None if part is None else part[:count] for part in best))
+        return best.first(count)
 
     def _rounded(self, rows: Tensor, method: str, on_outputs: bool = False) -> _Rows:
         groups = group_rows(rows, self.scheme)

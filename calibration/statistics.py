@@ -87,7 +87,8 @@ class Statistics:
                 found=version,
             )
         try:
-            return cls(**tensors, **content)
+            fields: dict[str, Any] = {**tensors, **content}
+            return cls(**fields)
         except TypeError as error:
             raise InputError(f"damaged calibration statistics: {error}", file=file) from error
 

@@ -87,7 +87,7 @@ def bench_shape(
             yield from _bench_entry(
                 dense,
                 entry,
-                lambda dense=dense: _dense(dense, device),
+                partial(_dense, dense, device),
                 rows,
                 DTYPES[dtype],
                 device,

@@ -21,7 +21,8 @@ class NativeSegments:
     def __init__(self, batch: SegmentBatch) -> None:
         self.array = (SegmentStruct * max(1, len(batch)))()
         self.masks: list[Tensor] = []
-        slots, places = [], []
+        slots: list[int] = []
+        places: list[int] = []
         for entry, segment in zip(self.array, batch, strict=False):
             entry.slot, entry.start, entry.count = segment.slot, segment.start, segment.count
             if segment.tree_mask is not None:
@@ -33,9 +34,9 @@ class NativeSegments:
 
     @classmethod
     def of(cls, batch: SegmentBatch) -> NativeSegments:
-        if not isinstance(batch._native, cls):
-            batch._native = cls(batch)
-        native: NativeSegments = batch._native  # type: ignore[assignment]
+        native = batch._native
+        if not isinstance(native, cls):
+            native = batch._native = cls(batch)
         return native
 
 

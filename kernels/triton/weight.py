@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class TritonWeight:
 
     def to(self, device: torch.device | str) -> TritonWeight:
         """The same weight on another device."""
-        moved = {
+        moved: dict[str, Any] = {
             name: None if part is None else part.to(device)
             for name, part in (("zeros", self.zeros), ("table", self.table))
         }

@@ -67,10 +67,10 @@ def kernels(
         typer.echo(f"  {name:13} {reason or 'available'}")
     typer.echo(f"M {m}, {activation_dtype} activations; cost 1.0 = reading the weight once from memory")
     for choice in choices:
-        costs = ", ".join(f"{name} {cost}" for name, cost in choice["cost"].items())
+        listed = ", ".join(f"{name} {cost}" for name, cost in choice["cost"].items())
         typer.echo(
             f"  {choice['K']:>5} x {choice['N']:<6} {choice['weight']:5} x {choice['activation']:5} -> "
-            f"{choice['backend']} ({choice['why']}: {costs})"
+            f"{choice['backend']} ({choice['why']}: {listed})"
         )
         for name, refusal in choice["refused"].items():
             typer.echo(f"      not {name}: {refusal}")
