@@ -3,8 +3,7 @@
 // path. Sums of products are exact in int32 within a segment, then scaled and added in fp32, in segment
 // order: a row's result does not depend on the other rows, the tile it is in or the thread that computes it.
 #pragma once
-#include "dot.h"
-#include "gemm.h"
+#include "micro.h"
 
 // Digits of one row into tile order: digits[step][2][rows * planes][4]; sums[segment][rows * planes].
 template <int P>
@@ -53,47 +52,15 @@ static void micro_int(
     const uint8_t* __restrict codes, int64_t steps, const int8_t* __restrict digits,
     const int32_t* __restrict sums, const vf* __restrict w_scale, const vi* __restrict offset,
     const float* __restrict x_scale, int64_t x_scale_stride, float* __restrict acc) {
-    constexpr int R = ROWS * P;
-    constexpr int CHAINS = R <= 2 ? 2 : 1;  // few rows: more independent sums, to cover a dot's latency
-    vi sum[CHAINS][R][2];
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < 2; ++c) {
-            sum[0][r][c] = -(offset[c] * sums[r]);
-            if (CHAINS == 2) sum[CHAINS - 1][r][c] = vi{};
-        }
-    const int32_t* x = (const int32_t*)digits;
-    for (int64_t step = 0; step < steps; ++step) {
-        constexpr int BYTES = BITS == 4 ? 128 : 256;
-        if (R <= 8)
-            for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(codes + 3072 + line);
-        for (int half = 0; half < 2; ++half) {
-            vi w[2];
-            for (int c = 0; c < 2; ++c) {
-                if (BITS == 4) {
-                    w[c] = load<vi>(codes + 64 * c);
-                    w[c] = (half ? (vi)((vu)w[c] >> 4) : w[c]) & 0x0f0f0f0f;
-                } else {
-                    w[c] = load<vi>(codes + 128 * half + 64 * c);
-                }
-            }
-#pragma GCC unroll 12
-            for (int r = 0; r < R; ++r)
-                for (int c = 0; c < 2; ++c) {
-                    vi& target = sum[half & (CHAINS - 1)][r][c];
-                    target = dot<BITS>(target, w[c], x[r]);
-                }
-            x += R;
-        }
-        codes += BYTES;
-    }
+    vi sum[ROWS * P][2];
+    segment_sums<BITS, P, ROWS>(codes, steps, digits, sums, offset, sum);
 #pragma GCC unroll 12
     for (int m = 0; m < ROWS; ++m) {
         const vf scale = splat(x_scale[m * x_scale_stride]);
         for (int c = 0; c < 2; ++c) {
             vf total{};
             for (int p = P - 1; p >= 0; --p) {
-                vi s = sum[0][m * P + p][c];
-                if (CHAINS == 2) s += sum[CHAINS - 1][m * P + p][c];
+                const vi s = sum[m * P + p][c];
                 total = p == P - 1 ? to_float(s) : fma(total, splat(256.0f), to_float(s));
             }
             float* a = acc + m * PANEL + c * LANES;

@@ -93,13 +93,14 @@ static inline vf load_f16(const uint16_t* p) {
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #else
     vf v;
-    for (int i = 0; i < LANES; ++i) {
 #if defined(__AVX2__)
-        v[i] = _cvtsh_ss(p[i]);
-#else
-        v[i] = from_f16(p[i]);
-#endif
+    for (int h = 0; h < 2; ++h) {
+        const __m256 part = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + h));
+        std::memcpy((float*)&v + 8 * h, &part, sizeof part);
     }
+#else
+    for (int i = 0; i < LANES; ++i) v[i] = from_f16(p[i]);
+#endif
     return v;
 #endif
 }
