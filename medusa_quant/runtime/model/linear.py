@@ -1,4 +1,4 @@
-"""A linear layer of the base: a dense or quantized weight, its bias, and the fused tail."""
+"""A linear layer of the base: a weight packed for a kernel, its bias, and the fused tail."""
 
 from __future__ import annotations
 
@@ -6,26 +6,54 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ... import kernels
+from ...kernels.dispatch import unavailable
 from ...quantization import QuantizedWeight
 
-# Rows multiplied at a time: one fixed shape, so that a row's sum is formed alike whatever the batch.
+# Rows torch multiplies at a time: one fixed shape, so that a row's sum is formed alike whatever the batch.
 _BLOCK_ROWS = 16
 
 
 class Linear:
-    """y = x W^T + bias (+ residual), fp32 accumulation; W is [N, K] or a QuantizedWeight [K, N]."""
+    """y = act(x W^T + bias) (+ residual), fp32 accumulation; W is [N, K] or a QuantizedWeight [K, N].
 
-    def __init__(self, weight: Tensor | QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.nbytes = weight.nbytes
-        dense = weight.dequantize().t() if isinstance(weight, QuantizedWeight) else weight
-        self._weight = dense.to(dtype).contiguous()
-        self._bias = None if bias is None else bias.to(dtype)
+    On the CPU a row of y does not depend on the other rows of x, bit for bit. activation: "int8" lets
+    integer weights meet activations quantized per row; "exact" keeps those in `dtype`. backend: the
+    kernels that run it. nbytes: what one pass reads.
+    """
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x [M, K] -> [M, N]; residual [M, N] is added last."""
-        y = _blocked(x, self._weight)
+    def __init__(
+        self,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        activation: str = "exact",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        device = torch.device(device)
+        self._bias = None if bias is None else bias.to(device, dtype)
+        self._dense: Tensor | None = None
+        # Of the CPU's backends only ours keeps rows apart, so it is not left to dispatch.
+        on_cpu = device.type == "cpu"
+        if on_cpu and unavailable("cpu") is not None:
+            dense = weight.dequantize().t() if isinstance(weight, QuantizedWeight) else weight
+            self._dense = dense.to(dtype).contiguous()
+            self.backend, self.nbytes, self.out_features = "torch", self._dense.nbytes, dense.shape[0]
+            return
+        self._prepared = kernels.prepare(weight, device, dtype, activation, "cpu" if on_cpu else None)
+        self.backend, self.nbytes = self._prepared.backend, self._prepared.nbytes
+        self.out_features = self._prepared.out_features
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None, *, activation: str | None = None) -> Tensor:
+        """x [M, K] -> [M, N]; activation: None or "silu"; residual [M, N] is added last."""
+        if self._dense is None:
+            return self._prepared.run(x, self._bias, activation, residual)
+        y = _blocked(x, self._dense)
         if self._bias is not None:
             y += self._bias
+        if activation == "silu":
+            # In fp64: which of torch's fp32 exponentials a value meets depends on the batch.
+            y = F.silu(y.double()).to(y.dtype)
         return y if residual is None else y.add_(residual)
 
 

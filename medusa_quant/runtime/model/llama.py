@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import attend, write_kv
+from ...kernels import ops
 from .cache import KVCache, Segment
 from .config import ModelConfig
 from .linear import Linear
-from .rope import RopeTable, apply_rope
+from .rope import RopeTable
 
 
 @dataclass
@@ -75,45 +75,29 @@ class LlamaModel:
         """
         config = self.config
         tokens = token_ids.shape[0]
-        if tokens:
-            self._rope.reserve(int(positions.max()) + 1)
+        if not tokens:
+            return torch.empty((0, config.hidden_size), dtype=self.activation_dtype, device=self.device)
+        batch = ops.SegmentBatch(segments)
+        self._rope.reserve(int(positions.max()) + 1)
         cos, sin = self._rope.cos[positions], self._rope.sin[positions]
         x = F.embedding(token_ids, self.embedding).to(self.activation_dtype)
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(rms_norm(x, layer.input_norm, config.rms_norm_eps))
+            qkv = layer.qkv(ops.rms_norm(x, layer.input_norm, config.rms_norm_eps))
             query, key, value = qkv.split([config.q_size, config.kv_size, config.kv_size], dim=1)
-            query = query.reshape(tokens, config.num_heads, config.head_dim)
-            key = key.reshape(tokens, config.num_kv_heads, config.head_dim)
+            query = query.view(tokens, config.num_heads, config.head_dim)
+            key = key.view(tokens, config.num_kv_heads, config.head_dim)
             if layer.q_norm is not None and layer.k_norm is not None:
-                query = rms_norm(query, layer.q_norm, config.rms_norm_eps)
-                key = rms_norm(key, layer.k_norm, config.rms_norm_eps)
-            value = value.reshape(tokens, config.num_kv_heads, config.head_dim)
-            write_kv(apply_rope(key, cos, sin), value, segments, cache.k[index], cache.v[index])
-            mixed = attend(apply_rope(query, cos, sin), segments, cache.k[index], cache.v[index])
-            x = layer.o(mixed.reshape(tokens, config.q_size), residual=x)
-            gate, up = layer.gate_up(rms_norm(x, layer.post_norm, config.rms_norm_eps)).chunk(2, dim=1)
-            x = layer.down(swiglu(gate, up), residual=x)
-        return rms_norm(x, self.final_norm, config.rms_norm_eps)
+                query = ops.rms_norm(query, layer.q_norm, config.rms_norm_eps)
+                key = ops.rms_norm(key, layer.k_norm, config.rms_norm_eps)
+            value = value.view(tokens, config.num_kv_heads, config.head_dim)
+            query = ops.rope_write_kv(query, key, value, cos, sin, batch, cache.k[index], cache.v[index])
+            mixed = ops.attention(query, batch, cache.k[index], cache.v[index])
+            x = layer.o(mixed.view(tokens, config.q_size), residual=x)
+            gate, up = layer.gate_up(ops.rms_norm(x, layer.post_norm, config.rms_norm_eps)).chunk(2, dim=1)
+            x = layer.down(ops.swiglu(gate, up), residual=x)
+        return ops.rms_norm(x, self.final_norm, config.rms_norm_eps)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits fp32 [n, V] of final hidden states [n, H]."""
         return self.lm_head(hidden).float()
-
-    def lm_head_weight(self) -> Linear:
-        """The prepared LM matrix, for heads that share it: call it with all heads' rows at once."""
-        return self.lm_head
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., H] / sqrt(mean(x^2) + eps) * weight [H], computed in fp32 (Zhang and Sennrich 2019)."""
-    values = x.float()
-    scaled = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
-    return scaled.to(x.dtype) * weight
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, both [T, I]. In fp64 on the CPU: torch's vector and scalar exponentials differ in
-    the last fp32 bit, and which of them a value meets depends on the batch."""
-    precise = gate.double() if gate.device.type == "cpu" else gate
-    return F.silu(precise).to(gate.dtype) * up

@@ -46,7 +46,7 @@ def load_base(
     config, weights = open_base(source)
     for warning in config.warnings:
         warnings.warn(f"{weights.path}: {warning}", stacklevel=2)
-    return _Builder(config, weights, name, torch.device(device), group_size).build()
+    return _Builder(config, weights, name, torch.device(device), group_size, activation).build()
 
 
 def open_base(source: str | Path) -> tuple[ModelConfig, Weights]:
@@ -96,9 +96,16 @@ def _hide_source_folder() -> None:
 
 class _Builder:
     def __init__(
-        self, config: ModelConfig, weights: Weights, dtype: str, device: torch.device, group_size: int | None
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: str,
+        device: torch.device,
+        group_size: int | None,
+        activation: str,
     ) -> None:
         self.config, self.weights, self.dtype, self.device = config, weights, dtype, device
+        self.activation = activation
         self.scheme = None
         if dtype not in _TORCH_DTYPES:
             size = 32 if dtype == "int4" and group_size is None else group_size
@@ -185,7 +192,7 @@ class _Builder:
             ]
             bias = torch.cat(filled).to(self.device, self.compute)
         matrix = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
-        return Linear(self._stored(matrix, key), bias, self.compute)
+        return Linear(self._stored(matrix, key), bias, self.compute, self.activation, self.device)
 
     def _stored(self, matrix: Tensor, key: str) -> Tensor | QuantizedWeight:
         if self.scheme is None:

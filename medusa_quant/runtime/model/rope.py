@@ -87,10 +87,3 @@ class RopeTable:
         steps = torch.arange(rows, device=self.cos.device, dtype=torch.float32)
         angles = steps.unsqueeze(1) * self._frequencies
         self.cos, self.sin = angles.cos() * self._scale, angles.sin() * self._scale
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [T, heads, head_dim] by cos and sin [T, head_dim / 2]: the halves form the pairs."""
-    first, second = x.chunk(2, dim=-1)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
