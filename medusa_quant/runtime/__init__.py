@@ -1,1 +1,1 @@
-"""The speculative loop: base model, heads, trees, verification, continuous batching."""
+"""Running quantized heads: the base model, the speculative loop, and continuous batching."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,6 +33,11 @@ class Linear:
         device: torch.device | str = "cpu",
     ) -> None:
         device = torch.device(device)
+        self._low_rank: tuple[Tensor, Tensor] | None = None
+        if isinstance(weight, QuantizedWeight) and weight.low_rank_a is not None:
+            assert weight.low_rank_b is not None
+            self._low_rank = weight.low_rank_a.to(device, dtype), weight.low_rank_b.to(device, dtype)
+            weight = replace(weight, low_rank_a=None, low_rank_b=None)
         self._bias = None if bias is None else bias.to(device, dtype)
         self._dense: Tensor | None = None
         # Of the CPU's backends only ours keeps rows apart, so it is not left to dispatch.
@@ -43,12 +50,17 @@ class Linear:
         self._prepared = kernels.prepare(weight, device, dtype, activation, "cpu" if on_cpu else None)
         self.backend, self.nbytes = self._prepared.backend, self._prepared.nbytes
         self.out_features = self._prepared.out_features
+        if self._low_rank is not None:
+            self.nbytes += sum(factor.nbytes for factor in self._low_rank)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, *, activation: str | None = None) -> Tensor:
         """x [M, K] -> [M, N]; activation: None or "silu"; residual [M, N] is added last."""
-        if self._dense is None:
+        if self._dense is None and self._low_rank is None:
             return self._prepared.run(x, self._bias, activation, residual)
-        y = _blocked(x, self._dense)
+        y = self._prepared.run(x) if self._dense is None else _blocked(x, self._dense)
+        if self._low_rank is not None:
+            down, up = self._low_rank
+            y += _blocked(_blocked(x, down.t()), up.t())
         if self._bias is not None:
             y += self._bias
         if activation == "silu":
