@@ -14,7 +14,7 @@ from .isa import ISAS, cpu_flags, machine
 
 SOURCE_FOLDER = Path(__file__).parent.parent / "csrc"
 CACHE_VARIABLE = "MEDUSA_QUANT_CACHE"
-# GCC's second scheduling pass spills accumulators to hide latencies the CPU hides itself (clang ignores this).
+# GCC's second scheduling pass spills accumulators to hide latencies the CPU hides itself; clang has none.
 _FLAGS = [
     "-fno-schedule-insns2",
     "-std=c++17",

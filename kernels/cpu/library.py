@@ -41,13 +41,13 @@ class JobStruct(ctypes.Structure):
 
 
 class SegmentStruct(ctypes.Structure):
-    """`SegmentStruct` of csrc/attention.cpp."""
+    """`SegmentStruct` of csrc/ops.h."""
 
     _fields_ = (("slot", c_int64), ("start", c_int64), ("count", c_int64), ("tree_mask", c_void_p))
 
 
 class AttentionStruct(ctypes.Structure):
-    """`AttentionJob` of csrc/attention.cpp."""
+    """`AttentionJob` of csrc/ops.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("query", "k_cache", "v_cache", "segments", "out")),
@@ -59,13 +59,42 @@ class AttentionStruct(ctypes.Structure):
 
 
 class RopeStruct(ctypes.Structure):
-    """`RopeJob` of csrc/rows.cpp."""
+    """`RopeJob` of csrc/ops.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("query", "key", "value", "cos", "sin", "rotated")),
         *((name, c_void_p) for name in ("k_cache", "v_cache", "slot", "position")),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
         *((name, c_int64) for name in ("tokens", "heads", "kv_heads", "head_dim", "max_len")),
+        ("cache_dtype", c_int32),
+        ("threads", c_int32),
+    )
+
+
+class LinearStruct(ctypes.Structure):
+    """`LinearPart` of csrc/decoder.cpp."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("planes", c_int32))
+
+
+class LayerStruct(ctypes.Structure):
+    """`DecoderLayer` of csrc/decoder.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_norm")),
+        *((name, LinearStruct) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("k_cache", "v_cache")),
+    )
+
+
+class DecoderStruct(ctypes.Structure):
+    """`DecoderJob` of csrc/decoder.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("layers", "x", "cos", "sin", "segments", "slot", "position")),
+        *((name, c_int64) for name in ("num_layers", "tokens", "num_segments", "hidden", "inner")),
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "max_len")),
+        ("eps", c_float),
         ("cache_dtype", c_int32),
         ("threads", c_int32),
     )
@@ -81,6 +110,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "mq_swiglu": [_POINTER, _POINTER, _COUNT, _POINTER, _COUNT, _COUNT, _THREADS],
     "mq_rope_write_kv": [_POINTER],
     "mq_attention": [_POINTER],
+    "mq_decode": [_POINTER],
     "mq_read": [_POINTER, _COUNT, _POINTER, _THREADS],
     "mq_top_k": [_POINTER, _COUNT, c_int32, _COUNT, _COUNT, _COUNT, _POINTER, _POINTER, _THREADS],
 }  # fmt: skip

@@ -2,24 +2,10 @@
 //
 // The keys a query sees are numbered in cache order, skipping those its mask hides, and every sum runs over
 // these numbers. So a tree node gets bit for bit what it would get had its path been decoded token by token.
+#include <type_traits>
 #include <vector>
 
-#include "vec.h"
-
-struct SegmentStruct {
-    int64_t slot, start, count;
-    const uint8_t* tree_mask;  // [count][count], or null for causal
-};
-
-struct AttentionJob {
-    const float* query;  // [tokens][heads][head_dim]
-    const void *k_cache, *v_cache;
-    const SegmentStruct* segments;
-    float* out;  // [tokens][heads][head_dim]
-    int64_t num_segments, heads, kv_heads, head_dim, max_len;
-    float scale;
-    int32_t cache_dtype, threads;
-};
+#include "ops.h"
 
 namespace {
 
@@ -35,6 +21,90 @@ struct Scratch {
     std::vector<float> scores, tile;
     std::vector<int64_t> visible;
 };
+
+// Probabilities in place of n scores, padded with zeros to whole vectors; returns 1 / their sum.
+float softmax(float* s, int64_t n, float scale) {
+    float largest = s[0];
+    for (int64_t i = 1; i < n; ++i) largest = s[i] > largest ? s[i] : largest;
+    // The last vector may reach past n: rows are padded to whole vectors.
+    for (int64_t i = 0; i < n; i += LANES) store(s + i, exp_lanes((load<vf>(s + i) - largest) * scale));
+    for (int64_t i = n; i % LANES; ++i) s[i] = 0.0f;
+    vf total{};
+    for (int64_t i = 0; i < n; i += LANES) total += load<vf>(s + i);
+    float lane[LANES];
+    store(lane, total);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+    return 1.0f / lane[0];
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Eight floats of a cache row, and scores key by key: a transposed tile pays only where registers are wide.
+__m256 load8(const void* p, int64_t i, int32_t dtype) {
+    if (dtype == F32) return _mm256_loadu_ps((const float*)p + i);
+    const __m128i h = _mm_loadu_si128((const __m128i*)((const uint16_t*)p + i));
+    return dtype == F16 ? _mm256_cvtph_ps(h) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+float sum8(__m256 v) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+template <int R>
+void score_keys(
+    const AttentionJob& j, int64_t base, const int64_t* visible, int64_t n, const float* query, float* out, int64_t stride) {
+    const int64_t dim = j.head_dim, whole = dim / 8 * 8;
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t at = base + visible[i] * dim;
+        __m256 sum[R];
+        for (int r = 0; r < R; ++r) sum[r] = _mm256_setzero_ps();
+        for (int64_t d = 0; d < whole; d += 8) {
+            const __m256 key = load8(j.k_cache, at + d, j.cache_dtype);
+            for (int r = 0; r < R; ++r) sum[r] = _mm256_fmadd_ps(_mm256_loadu_ps(query + r * dim + d), key, sum[r]);
+        }
+        for (int r = 0; r < R; ++r) {
+            float score = sum8(sum[r]);
+            for (int64_t d = whole; d < dim; ++d) score += query[r * dim + d] * load_one(j.k_cache, at + d, j.cache_dtype);
+            out[r * stride + i] = score;
+        }
+    }
+}
+
+// out[r] = inverse[r] * sum over visible keys of p[r][key] * v[key], keys in order; 16 columns at a time.
+template <int R>
+void mix(
+    const AttentionJob& j, int64_t base, const int64_t* visible, int64_t n, const float* p, int64_t stride,
+    const float* inverse, float* out) {
+    const int64_t dim = j.head_dim, whole = dim / 16 * 16;
+    for (int64_t d = 0; d < whole; d += 16) {
+        __m256 sum[R][2];
+        for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t at = base + visible[i] * dim + d;
+            const __m256 low = load8(j.v_cache, at, j.cache_dtype), high = load8(j.v_cache, at + 8, j.cache_dtype);
+            for (int r = 0; r < R; ++r) {
+                const __m256 weight = _mm256_broadcast_ss(p + r * stride + i);
+                sum[r][0] = _mm256_fmadd_ps(weight, low, sum[r][0]);
+                sum[r][1] = _mm256_fmadd_ps(weight, high, sum[r][1]);
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            for (int c = 0; c < 2; ++c)
+                _mm256_storeu_ps(out + r * dim + d + 8 * c, _mm256_mul_ps(sum[r][c], _mm256_set1_ps(inverse[r])));
+    }
+    for (int64_t d = whole; d < dim; ++d)
+        for (int r = 0; r < R; ++r) {
+            float sum = 0.0f;
+            for (int64_t i = 0; i < n; ++i)
+                sum += p[r * stride + i] * load_one(j.v_cache, base + visible[i] * dim + d, j.cache_dtype);
+            out[r * dim + d] = sum * inverse[r];
+        }
+}
+
+#else
+#define MQ_TILES
 
 vf load_part(const void* p, int64_t i, int32_t dtype, int64_t left) {
     if (left >= LANES) return load_as(p, i, dtype);
@@ -90,21 +160,6 @@ template <int R> void score_rows(const float* const* query, const float* tile, i
     for (int r = 0; r < R; ++r) out[r] = sum[r];
 }
 
-// Probabilities in place of n scores, padded with zeros to whole vectors; returns 1 / their sum.
-float softmax(float* s, int64_t n, float scale) {
-    float largest = s[0];
-    for (int64_t i = 1; i < n; ++i) largest = s[i] > largest ? s[i] : largest;
-    for (int64_t i = 0; i < n; ++i) s[i] = exp_one((s[i] - largest) * scale);
-    for (int64_t i = n; i % LANES; ++i) s[i] = 0.0f;
-    vf total{};
-    for (int64_t i = 0; i < n; i += LANES) total += load<vf>(s + i);
-    float lane[LANES];
-    store(lane, total);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-    return 1.0f / lane[0];
-}
-
 // out[r][0..C*16) = inverse[r] * sum over visible keys of p[r][key] * v[key], keys in order.
 template <int R, int C>
 void mix_rows(
@@ -138,20 +193,15 @@ void mix(
     for (; d < j.head_dim; d += LANES) mix_rows<R, 1>(j, base, d, visible, n, p, stride, inverse, out);
 }
 
-void run_task(const AttentionJob& j, const Task& task, Scratch& s) {
+// Scores of all the task's rows, 16 keys at a time, each row's visible ones in cache order.
+void score_task(const AttentionJob& j, const Task& task, int64_t base, int64_t end, int64_t stride, Scratch& s) {
     const SegmentStruct& segment = j.segments[task.segment];
     const int64_t group = j.heads / j.kv_heads, rows = task.queries * group, dim = j.head_dim;
-    const int64_t base = (segment.slot * j.kv_heads + task.kv_head) * j.max_len * dim;
     const uint8_t* mask = segment.tree_mask;
-    // Without a mask no query of the task looks past its last one.
-    const int64_t end = segment.start + (mask ? segment.count : task.first + task.queries);
-    const int64_t stride = (end / LANES + 2) * LANES;
-    s.scores.resize(size_t(rows * stride));
     s.tile.resize(size_t(dim * LANES));
     std::vector<const float*> query(size_t(rows), nullptr);
     for (int64_t r = 0; r < rows; ++r)
         query[size_t(r)] = j.query + ((task.token + task.first + r / group) * j.heads + task.kv_head * group + r % group) * dim;
-    std::vector<int64_t> seen(size_t(task.queries), 0);
     for (int64_t k = 0; k < end; k += LANES) {
         const int64_t count = end - k < LANES ? end - k : LANES;
         load_tile(j, j.k_cache, base + k * dim, count, s.tile.data());
@@ -177,6 +227,31 @@ void run_task(const AttentionJob& j, const Task& task, Scratch& s) {
             }
         }
     }
+}
+
+#endif
+
+// run(integral_constant R, first) over `count` rows, at most 4 at a time.
+template <typename Run> void for_rows(int64_t count, Run run) {
+    int64_t h = 0;
+    for (; count - h >= 4; h += 4) run(std::integral_constant<int, 4>{}, h);
+    if (count - h == 3) run(std::integral_constant<int, 3>{}, h);
+    else if (count - h == 2) run(std::integral_constant<int, 2>{}, h);
+    else if (count - h == 1) run(std::integral_constant<int, 1>{}, h);
+}
+
+void run_task(const AttentionJob& j, const Task& task, Scratch& s) {
+    const SegmentStruct& segment = j.segments[task.segment];
+    const int64_t group = j.heads / j.kv_heads, rows = task.queries * group, dim = j.head_dim;
+    const int64_t base = (segment.slot * j.kv_heads + task.kv_head) * j.max_len * dim;
+    const uint8_t* mask = segment.tree_mask;
+    // Without a mask no query of the task looks past its last one.
+    const int64_t end = segment.start + (mask ? segment.count : task.first + task.queries);
+    const int64_t stride = (end / LANES + 2) * LANES;
+    s.scores.resize(size_t(rows * stride));
+#if defined(MQ_TILES)
+    score_task(j, task, base, end, stride, s);
+#endif
     std::vector<float> inverse(size_t(group), 0.0f);
     for (int64_t q = 0; q < task.queries; ++q) {
         const int64_t i = task.first + q;
@@ -186,18 +261,18 @@ void run_task(const AttentionJob& j, const Task& task, Scratch& s) {
             if (mask ? mask[i * segment.count + k] : k <= i) s.visible.push_back(segment.start + k);
         const int64_t n = int64_t(s.visible.size());
         float* p = s.scores.data() + q * group * stride;
+#if !defined(MQ_TILES)
+        const float* rows_of = j.query + ((task.token + i) * j.heads + task.kv_head * group) * dim;
+        for_rows(group, [&](auto size, int64_t h) {
+            score_keys<decltype(size)::value>(j, base, s.visible.data(), n, rows_of + h * dim, p + h * stride, stride);
+        });
+#endif
         for (int64_t h = 0; h < group; ++h) inverse[size_t(h)] = softmax(p + h * stride, n, j.scale);
         float* out = j.out + ((task.token + i) * j.heads + task.kv_head * group) * dim;
-        for (int64_t h = 0; h < group;) {
-            const auto step = [&](auto run, int64_t size) {
-                run(j, base, s.visible.data(), n, p + h * stride, stride, &inverse[size_t(h)], out + h * dim);
-                h += size;
-            };
-            if (group - h >= 4) step(mix<4>, 4);
-            else if (group - h == 3) step(mix<3>, 3);
-            else if (group - h == 2) step(mix<2>, 2);
-            else step(mix<1>, 1);
-        }
+        for_rows(group, [&](auto size, int64_t h) {
+            mix<decltype(size)::value>(
+                j, base, s.visible.data(), n, p + h * stride, stride, &inverse[size_t(h)], out + h * dim);
+        });
     }
 }
 

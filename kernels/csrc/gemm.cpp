@@ -144,7 +144,7 @@ void finish_row(const Job& job, int64_t row, int64_t first_column, const float* 
     if (job.bias)
         for (int64_t i = 0; i < columns; ++i) v[i] += job.bias[first_column + i];
     if (job.silu)
-        for (int i = 0; i < PANEL; ++i) v[i] = silu_one(v[i]);
+        for (int i = 0; i < PANEL; i += LANES) store(v + i, silu_lanes(load<vf>(v + i)));
     if (job.residual)
         for (int64_t i = 0; i < columns; ++i)
             v[i] += load_one(job.residual, row * job.residual_stride + first_column + i, job.out_dtype);

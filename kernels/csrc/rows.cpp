@@ -1,6 +1,6 @@
 // What a decoder does row by row: RMS norm, SwiGLU, rope with the cache write, top-k of logits. Each row (and
 // head) is computed alike whatever the batch, so results do not depend on it.
-#include "vec.h"
+#include "ops.h"
 
 namespace {
 
@@ -54,19 +54,11 @@ MQ_API void mq_swiglu(
     for (int64_t r = 0; r < rows; ++r) {
         const float *g = gate + r * stride, *u = up + r * stride;
         float* to = out + r * width;
-        for (int64_t i = 0; i < width; ++i) to[i] = silu_one(g[i]) * u[i];
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES) store(to + i, silu_lanes(load<vf>(g + i)) * load<vf>(u + i));
+        for (; i < width; ++i) to[i] = silu_one(g[i]) * u[i];
     }
 }
-
-struct RopeJob {
-    const float *query, *key, *value, *cos, *sin;  // cos, sin [tokens][head_dim / 2]
-    float* rotated;                                // [tokens][heads][head_dim]
-    void *k_cache, *v_cache;                       // [slots][kv_heads][max_len][head_dim]
-    const int64_t *slot, *position;                // [tokens] where each token's key and value go
-    int64_t query_stride, key_stride, value_stride;  // between tokens
-    int64_t tokens, heads, kv_heads, head_dim, max_len;
-    int32_t cache_dtype, threads;
-};
 
 // Rotates pairs (i, i + head_dim / 2) of queries and keys; keys and values go into the cache.
 MQ_API void mq_rope_write_kv(const RopeJob* job) {

@@ -134,3 +134,20 @@ static inline float exp_one(float x) {
     return p * as_float(uint32_t(int32_t(n) + 127) << 23);
 }
 static inline float silu_one(float x) { return x / (1.0f + exp_one(-x)); }
+
+// The same, lane by lane: the same operations in the same order, so the same bits.
+static inline vf exp_lanes(vf x) {
+    x = x > 88.0f ? splat(88.0f) : x;
+    x = x < -87.0f ? splat(-87.0f) : x;
+    const vf n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+    const vf f = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    p = p * (f * f) + f + 1.0f;
+    return p * (vf)((to_int(n) + 127) << 23);
+}
+static inline vf silu_lanes(vf x) { return x / (1.0f + exp_lanes(-x)); }

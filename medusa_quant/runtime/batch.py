@@ -244,7 +244,7 @@ class LlamaBatch:
         return hidden
 
     def _judge(self, choosing: Sequence[_Work], logits: Tensor) -> list[tuple[int, int, int]]:
-        """(last accepted node, drafts accepted, next token) of each work; its logits lie one after another."""
+        """(last accepted node, drafts accepted, next token) of each work, whose logits lie in a row."""
         if not choosing:
             return []
         base_tokens = ops.argmax(logits)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import kernels
+from ...kernels import PreparedWeight
 from ...kernels.dispatch import unavailable
 from ...quantization import QuantizedWeight
 
@@ -52,6 +53,13 @@ class Linear:
         self.out_features = self._prepared.out_features
         if self._low_rank is not None:
             self.nbytes += sum(factor.nbytes for factor in self._low_rank)
+
+    @property
+    def native(self) -> tuple[PreparedWeight, Tensor | None] | None:
+        """Weight and bias for kernels that run many layers at once, or None where torch has a part in it."""
+        if self._dense is not None or self._low_rank is not None or self.backend != "cpu":
+            return None
+        return self._prepared, self._bias
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, *, activation: str | None = None) -> Tensor:
         """x [M, K] -> [M, N]; activation: None or "silu"; residual [M, N] is added last."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels import ops
+from ...kernels.cpu.decoder import DecoderWeights, NativeDecoder
 from .cache import KVCache, Segment
 from .config import ModelConfig
 from .linear import Linear
@@ -50,6 +51,7 @@ class LlamaModel:
 
     def __post_init__(self) -> None:
         self._rope = RopeTable(self.config, self.device)
+        self._native = _native_decoder(self)
 
     def new_cache(self, slots: int, max_len: int) -> KVCache:
         """An empty cache for `slots` requests of up to max_len tokens each."""
@@ -81,6 +83,9 @@ class LlamaModel:
         self._rope.reserve(int(positions.max()) + 1)
         cos, sin = self._rope.cos[positions], self._rope.sin[positions]
         x = F.embedding(token_ids, self.embedding).to(self.activation_dtype)
+        if self._native is not None:
+            x = self._native.run(x, cos, sin, batch, cache.k, cache.v)
+            return ops.rms_norm(x, self.final_norm, config.rms_norm_eps)
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv(ops.rms_norm(x, layer.input_norm, config.rms_norm_eps))
             query, key, value = qkv.split([config.q_size, config.kv_size, config.kv_size], dim=1)
@@ -101,3 +106,21 @@ class LlamaModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits fp32 [n, V] of final hidden states [n, H]."""
         return self.lm_head(hidden).float()
+
+
+def _native_decoder(model: LlamaModel) -> NativeDecoder | None:
+    """All layers as one call where our CPU kernels run every one of them."""
+    layers = []
+    for layer in model.layers:
+        qkv, o, gate_up, down = (part.native for part in (layer.qkv, layer.o, layer.gate_up, layer.down))
+        if qkv is None or o is None or gate_up is None or down is None:
+            return None
+        layers.append(
+            DecoderWeights(
+                layer.input_norm, qkv, layer.q_norm, layer.k_norm, o, layer.post_norm, gate_up, down
+            )
+        )
+    if not layers or model.activation_dtype != torch.float32:
+        return None
+    config = model.config
+    return NativeDecoder(layers, config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
