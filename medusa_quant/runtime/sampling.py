@@ -17,7 +17,7 @@ def probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: flo
         scaled = scaled.masked_fill(scaled < least, float("-inf"))
     chances = torch.softmax(scaled, -1)
     if top_p < 1.0:
-        ordered, index = chances.sort(-1, descending=True, stable=True)
+        ordered, index = torch.sort(chances, dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         ordered = ordered.masked_fill(before >= top_p, 0.0)
         chances = torch.zeros_like(chances).scatter_(1, index, ordered)
