@@ -19,15 +19,21 @@ _PUBLIC = {
     "verify": "verification",
     "QuantizedWeight": "quantization",
     "Scheme": "quantization",
+    "Engine": "runtime.engine",
+    "LlamaBatch": "runtime.batch",
+    "SamplingParams": "runtime.request",
     "InputError": "errors",
     "MedusaQuantError": "errors",
 }
 __all__ = [
     "ConvertOptions",
+    "Engine",
     "InputError",
+    "LlamaBatch",
     "MedusaHeads",
     "MedusaQuantError",
     "QuantizedWeight",
+    "SamplingParams",
     "Scheme",
     "Workspace",
     "__version__",
@@ -42,6 +48,9 @@ if TYPE_CHECKING:
     from .errors import InputError, MedusaQuantError
     from .plan import ConvertOptions
     from .quantization import QuantizedWeight, Scheme
+    from .runtime.batch import LlamaBatch
+    from .runtime.engine import Engine
+    from .runtime.request import SamplingParams
     from .verification import verify
     from .workspace import Workspace
 

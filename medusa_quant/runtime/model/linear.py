@@ -34,6 +34,7 @@ class Linear:
         device: torch.device | str = "cpu",
     ) -> None:
         device = torch.device(device)
+        self.activation = activation if isinstance(weight, QuantizedWeight) else "exact"
         self._low_rank: tuple[Tensor, Tensor] | None = None
         if isinstance(weight, QuantizedWeight) and weight.low_rank_a is not None:
             assert weight.low_rank_b is not None
