@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import GateError, InputError
-from .acceptance import Tree, greedy_chain
+from ..runtime.tree import named_tree
+from .acceptance import Tree
 from .evaluation import TOP_K, Report
 
 COLUMNS = ("head", "error", "KL", *(f"agree@{k}" for k in TOP_K), *(f"accuracy@{k} (source)" for k in TOP_K))
@@ -58,7 +59,7 @@ class Gate:
 
 def draft_tree(num_heads: int) -> Tree:
     """The tree the runtime uses by default for this many heads."""
-    return greedy_chain(num_heads)
+    return named_tree("default", num_heads).choices
 
 
 def table_rows(report: Report) -> list[tuple[str, ...]]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from .options import ForceOption, JsonOption, SourceArgument
+from .evaluate import print_report
+from .options import ForceOption, JsonOption, MinAcceptanceOption, MinAgreementOption, SourceArgument
 from .output import byte_progress, notes, print_json, print_table, print_warnings, size
 
 if TYPE_CHECKING:
@@ -33,7 +34,19 @@ def convert(
         bool,
         typer.Option("--full-range", help="Symmetric codes down to -8 (-128); the extreme value is exact."),
     ] = False,
-    method: Annotated[str, typer.Option(help="rtn: round to nearest. mse: clip search.")] = "rtn",
+    method: Annotated[
+        str,
+        typer.Option(help="rtn: round to nearest. mse: clip search. awq-clip, gptq: need --calibration."),
+    ] = "rtn",
+    calibration: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Statistics of the base's states (`calibrate`): used, and judged by at the end."),
+    ] = None,
+    low_rank: Annotated[
+        int, typer.Option(help="Rank of an fp16 correction beside the codes; needs --calibration.")
+    ] = 0,
+    min_agreement: MinAgreementOption = None,
+    min_acceptance_ratio: MinAcceptanceOption = None,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
     lm_head_split: Annotated[
         str, typer.Option(help="How ranks share LM matrices: vocab or hidden.")
@@ -78,7 +91,11 @@ def convert(
         on_overflow=on_overflow.lower(),
         allow_nonfinite=allow_nonfinite,
         gptq_format=gptq_format.lower(),
+        calibration=calibration,
+        low_rank=low_rank,
     )
+    if calibration is None and (min_agreement is not None or min_acceptance_ratio is not None):
+        raise InputError("the gate judges by held-out states", fix="pass --calibration STATS")
     heads = load_heads(source)
     if dry_run:
         plan = make_plan(heads, options)
@@ -86,10 +103,23 @@ def convert(
         print_json(plan.as_dict()) if as_json else _print_plan(plan)
         return
     assert out is not None
+    report = None
     with byte_progress() as progress:
-        result = run(heads, out, options, force=force, progress=progress)
+        if calibration is None:
+            result = run(heads, out, options, force=force, progress=progress)
+        else:
+            from ..calibration.calibrated import convert_calibrated
+            from ..calibration.gate import Gate
+
+            gate = Gate(min_agreement, min_acceptance_ratio)
+            result, report = convert_calibrated(heads, out, options, gate, force=force, progress=progress)
     print_warnings(result.plan.warnings)
-    print_json(_summary(result)) if as_json else _print_summary(result)
+    if as_json:
+        print_json(_summary(result))
+        return
+    _print_summary(result)
+    if report is not None:
+        print_report(report)
 
 
 def _print_plan(plan: Plan) -> None:

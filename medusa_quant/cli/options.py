@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -14,4 +14,12 @@ FolderArgument = Annotated[Path, typer.Argument(help="A folder written by `medus
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replace an earlier conversion; other tools' files are kept.")
+]
+MinAgreementOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(help="Exit 3 where a head's top-1 agreement with its source falls below this share."),
+]
+MinAcceptanceOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(help="Exit 3 where predicted acceptance falls below this share of the source's."),
 ]

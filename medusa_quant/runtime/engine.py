@@ -144,8 +144,11 @@ class Engine:
         job = self._job(prompt, params or SamplingParams(), chat)
         if timeout is not None:
             job.request.deadline = time.monotonic() + timeout
-        job.on_text = lambda text: loop.call_soon_threadsafe(queue.put_nowait, text) and None
-        job.done = lambda output: loop.call_soon_threadsafe(queue.put_nowait, output) and None
+
+        def put(piece: str | Output) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, piece)
+
+        job.on_text = job.done = put
         self._submit([job])
         self._start_worker()
         try:
