@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import __version__
 from .checkpoints import MedusaHeads, load_heads
+from .checkpoints.heads import LM_HEAD, WEIGHT
 from .errors import InputError
 from .plan import ConvertOptions, Plan, PlannedTensor, make_plan, source_files
 from .stages import Quantizer, Staged, plain_quantizer, stage
@@ -185,6 +186,7 @@ def _manifest(plan: Plan) -> Manifest:
         if planned.dtype.startswith("int") and planned.tensor.id.role != "token_map"
     ]
     first = matrices[0] if matrices else None
+    dtypes = {planned.dtype for planned in plan.tensors if planned.tensor.id.role in (WEIGHT, LM_HEAD)}
     group_size = None
     # Codes that are kept say themselves what they are, whatever the options ask of new ones.
     resolved: dict[str, Any] = {"act_order": any(planned.tensor.act_order for planned in matrices)}
@@ -205,7 +207,7 @@ def _manifest(plan: Plan) -> Manifest:
         tp=options.tp,
         lm_head="shared" if heads.shared_lm_head else "own",
         lm_head_split=options.lm_head_split,
-        weight_type=options.dtype,
+        weight_type=options.dtype if len(dtypes) == 1 else "mixed",
         group_size=group_size,
         options={**asdict(options), **resolved, "medusa_quant_version": __version__},
         warnings=plan.warnings,

@@ -221,6 +221,8 @@ def make_plan(heads: MedusaHeads, options: ConvertOptions) -> Plan:
         )
     if layout.name == "gptq" and any(t.id.role == TOKEN_MAP for t in heads):
         raise InputError("layout gptq has no place for a token_map", fix="use layout vllm or turbomind")
+    if layout.name == "gptq" and options.choices:
+        raise InputError("layout gptq holds one dtype", fix="use layout turbomind or safetensors for a mix")
     if layout.name == "gptq" and options.dtype not in INT_DTYPES:
         raise InputError("layout gptq holds int4 or int8", found=options.dtype, fix="pass --dtype int4")
     return Plan(heads, options, layout, [_plan_tensor(t, heads, options, layout) for t in heads], warnings)
@@ -265,7 +267,13 @@ def _resolve_dtype(heads: MedusaHeads, options: ConvertOptions) -> ConvertOption
         from_workspace = heads.format.startswith("medusa-quant")
         if not quantized and not from_workspace:
             raise InputError("no --dtype given", file=heads.path, expected="fp32, fp16, bf16, int8 or int4")
-        return replace(options, dtype=quantized[0].dtype if quantized else found[0])
+        common = quantized[0].dtype if quantized else found[0]
+        # A mix stays the mix it is.
+        others = {(t.id.head, t.id.role): t for t in matrices if t.dtype != common}
+        choices = [
+            Choice(head, role, tensor.dtype, tensor.group_size) for (head, role), tensor in others.items()
+        ]
+        return replace(options, dtype=common, choices=tuple(choices))
     for tensor in quantized:
         same = tensor.dtype == options.dtype and options.group_size in (None, tensor.group_size)
         if options.dtype in INT_DTYPES and not same:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from .evaluate import print_report
+from .mixed import choose_dtypes, read_plan
 from .options import ForceOption, JsonOption, MinAcceptanceOption, MinAgreementOption, SourceArgument
 from .output import byte_progress, notes, print_json, print_table, print_warnings, size
 
 if TYPE_CHECKING:
     from ..conversion import ConvertResult
-    from ..plan import Plan
+    from ..plan import Choice, Plan
 
 
 def convert(
@@ -21,7 +22,9 @@ def convert(
     out: Annotated[Optional[Path], typer.Option("--out", help="Target folder.")] = None,  # noqa: UP045
     dtype: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="fp32, fp16, bf16, int8 or int4. A converted folder keeps its own by default."),
+        typer.Option(
+            help="fp32, fp16, bf16, int8, int4 or auto. A converted folder keeps its own by default."
+        ),
     ] = None,
     group_size: Annotated[
         Optional[int],  # noqa: UP045
@@ -41,6 +44,18 @@ def convert(
     calibration: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Statistics of the base's states (`calibrate`): used, and judged by at the end."),
+    ] = None,
+    budget_mb: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="--dtype auto: all matrices within this many MB, at the least loss."),
+    ] = None,
+    max_acceptance_loss: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="--dtype auto: as small as a loss of this share of acceptance allows."),
+    ] = None,
+    plan_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--plan", help="A JSON file with a dtype for each head and matrix."),
     ] = None,
     low_rank: Annotated[
         int, typer.Option(help="Rank of an fp16 correction beside the codes; needs --calibration.")
@@ -77,8 +92,17 @@ def convert(
 
     if out is None and not dry_run:
         raise InputError("no target", fix="pass --out DIR, or --dry-run")
+    automatic = dtype is not None and dtype.lower() == "auto"
+    if not automatic and (budget_mb is not None or max_acceptance_loss is not None):
+        raise InputError("the limit is for --dtype auto", fix="pass --dtype auto")
+    choices: tuple[Choice, ...] = ()
+    if plan_file is not None:
+        if dtype is not None:
+            raise InputError("--plan names every dtype", fix="drop --dtype")
+        dtype, choices = read_plan(plan_file)
     options = ConvertOptions(
-        dtype=dtype,
+        dtype="fp16" if automatic else dtype,
+        choices=choices,
         group_size=group_size,
         symmetric=symmetric,
         full_range=full_range,
@@ -97,6 +121,8 @@ def convert(
     if calibration is None and (min_agreement is not None or min_acceptance_ratio is not None):
         raise InputError("the gate judges by held-out states", fix="pass --calibration STATS")
     heads = load_heads(source)
+    if automatic:
+        options, _ = choose_dtypes(heads, options, budget_mb, max_acceptance_loss, as_json)
     if dry_run:
         plan = make_plan(heads, options)
         print_warnings(plan.warnings)

@@ -293,3 +293,60 @@ def test_what_cannot_work_is_said_before_work_begins(
     assert result.code == 2, result.err
     assert len(result.err.strip().splitlines()) == 1
     assert not (tmp_path / "o").exists()
+
+
+def dtypes_of(out: Path) -> dict[tuple[int, str], str]:
+    from medusa_quant import load_heads
+
+    return {(t.id.head, t.id.role): t.dtype for t in load_heads(out) if t.id.role != "resblock.bias"}
+
+
+def test_a_plan_by_hand(run: Any, heads: Path, tmp_path: Path) -> None:
+    own = {"head": 1, "role": "lm_head.weight", "dtype": "int4", "group_size": 32}
+    (tmp_path / "plan.json").write_text(json.dumps({"dtype": "int8", "choices": [own]}))
+    result = run("convert", heads, "--plan", tmp_path / "plan.json", "--tp", "2", "--out", tmp_path / "o")
+    assert result.code == 0, result.err
+    expected = {(0, "resblock.weight"): "int8", (0, "lm_head.weight"): "int8"}
+    expected |= {(1, "resblock.weight"): "int8", (1, "lm_head.weight"): "int4"}
+    assert dtypes_of(tmp_path / "o") == expected
+    manifest = json.loads((tmp_path / "o/triton_models/weights/manifest.json").read_text())
+    assert manifest["weight_type"] == "mixed"
+    # Re-sharding keeps the mix, bit for bit.
+    assert run("convert", tmp_path / "o", "--out", tmp_path / "again").code == 0
+    assert dtypes_of(tmp_path / "again") == expected
+    assert run("verify", tmp_path / "again", "--against", tmp_path / "o").code == 0
+    for broken in ('{"choices": [{"head": 9, "role": "lm_head.weight", "dtype": "int4"}]}', '{"x": 1}', "["):
+        (tmp_path / "plan.json").write_text(broken)
+        refused = run("convert", heads, "--plan", tmp_path / "plan.json", "--out", tmp_path / "no")
+        assert refused.code == 2
+        assert len(refused.err.strip().splitlines()) == 1
+
+
+def test_dtypes_within_a_budget(run: Any, heads: Path, stats: Path, tmp_path: Path) -> None:
+    matrices = 2 * (HIDDEN * HIDDEN + VOCAB * HIDDEN)
+    sizes = {}
+    for budget in (2.0 * matrices, 1.2 * matrices, 0.7 * matrices):
+        out = tmp_path / f"b{int(budget)}"
+        command = ["convert", heads, "--dtype", "auto", "--budget-mb", budget / 1e6, "--calibration", stats]
+        result = run(*command, "--out", out)
+        assert result.code == 0, result.err
+        manifest = json.loads((out / "triton_models/weights/manifest.json").read_text())
+        sizes[budget] = sum(e["bytes"] for e in manifest["files"] if e["part"] != "bias")
+        assert "acceptance" in result.out
+    # Vocabulary padding comes on top of what was planned.
+    assert sizes[2.0 * matrices] > sizes[1.2 * matrices] > sizes[0.7 * matrices]
+    assert set(dtypes_of(tmp_path / f"b{int(2.0 * matrices)}").values()) == {"fp16"}
+    command = ["convert", heads, "--dtype", "auto", "--budget-mb", "0.001", "--calibration", stats]
+    too_small = run(*command, "--out", tmp_path / "x")
+    assert too_small.code == 2
+    assert "at least" in too_small.err
+
+
+def test_dtypes_within_a_loss(run: Any, heads: Path, stats: Path, tmp_path: Path) -> None:
+    command = ["convert", heads, "--dtype", "auto", "--calibration", stats, "--json"]
+    lossless = run(*command, "--max-acceptance-loss", "0", "--out", tmp_path / "none")
+    assert lossless.code == 0, lossless.err
+    lossy = run(*command, "--max-acceptance-loss", "0.5", "--out", tmp_path / "half")
+    assert json.loads(lossy.out)["bytes"] < json.loads(lossless.out)["bytes"]
+    for wrong in (["--dtype", "auto"], ["--dtype", "int8", "--budget-mb", "1"]):
+        assert run("convert", heads, *wrong, "--calibration", stats, "--out", tmp_path / "x").code == 2
