@@ -85,9 +85,9 @@ def _arguments() -> argparse.Namespace:
 
 def _rows(only: list[str]) -> list[tuple[str, int | None, str, int]]:
     rows: list[tuple[str, int | None, str, int]] = [("fp16", None, "rtn", 0)]
-    rows += [("int8", -1, method, 0) for method in ("rtn", "mse", "gptq")]
+    rows.append(("int8", -1, "rtn", 0))
     for group_size in (128, 64, 32):
-        rows += [("int4", group_size, method, 0) for method in ("rtn", "mse", "awq-clip", "gptq")]
+        rows += [("int4", group_size, method, 0) for method in ("rtn", "mse", "gptq")]
         rows.append(("int4", group_size, "gptq", 16))
     return [row for row in rows if not only or "/".join(str(part) for part in row[:3]) in only]
 
@@ -96,7 +96,7 @@ def _quantize(heads: MedusaHeads, options: ConvertOptions, statistics: Statistic
     """The heads as `convert` would store them, and their bytes."""
     plan = make_plan(heads, options)
     quantizer = CalibratedQuantizer(plan.heads, statistics, options.low_rank)
-    plain = options.method in ("rtn", "mse")
+    plain = options.method == "rtn"
     tensors, size = dict(plan.heads.tensors), 0
     for planned in plan.tensors:
         tensor = planned.tensor

@@ -28,7 +28,8 @@ def convert_calibrated(
 ) -> tuple[ConvertResult, Report]:
     """`convert` with options.calibration; the report on held-out states goes into the manifest.
 
-    Methods rtn and mse are carried out as without calibration, and only judged. Raises GateError, and
+    Method rtn is carried out as without calibration, and only judged; mse keeps a row's rounding to nearest
+    where its clipping would raise the output error. Raises GateError, and
     leaves the old folder as it was, where the result falls below the gate; InputError where statistics
     and heads do not belong together.
     """
@@ -36,7 +37,7 @@ def convert_calibrated(
     statistics = Statistics.load(options.calibration)
     plan = make_plan(heads, options)
     quantizer = CalibratedQuantizer(plan.heads, statistics, options.low_rank)
-    needs_inputs = options.method not in ("rtn", "mse") or options.low_rank > 0
+    needs_inputs = options.method != "rtn" or options.low_rank > 0
     data = held_out(statistics, plan.heads.num_heads)
     shared = shared_lm_matrix(plan.heads, options.base, statistics)
     reports: list[Report] = []

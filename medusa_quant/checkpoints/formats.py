@@ -81,6 +81,10 @@ BASE_PREFIXES = ("model.", "lm_head.", "transformer.")
 
 def _pattern(template: str) -> re.Pattern[str]:
     escaped = re.escape(template)
-    for field, group in (("h", r"(?P<h>\d+)"), ("l", r"(?P<l>\d+)"), ("part", r"(?P<part>[a-z_]+(\.\w+)*)")):
+    for field, group in (
+        ("h", r"(?P<h>\d+)"),
+        ("l", r"(?P<l>\d+)"),
+        ("part", r"(?P<part>[A-Za-z_]+(\.\w+)*)"),
+    ):
         escaped = escaped.replace(re.escape("{" + field + "}"), group)
     return re.compile(escaped)

@@ -13,6 +13,7 @@ from ..quantization.gptq_format import (
     is_sequential,
     stored_zeros,
 )
+from .bnb import bnb_matrix, is_bnb
 from .heads import HeadTensor, TensorId, dtype_name
 from .source import Source
 from .store import StoredTensor
@@ -24,12 +25,14 @@ def packed_matrix(source: Source, tensor_id: TensorId, parts: Parts) -> HeadTens
     """A quantized matrix from its parts (`qweight`, `scales`, ...). Raises InputError for unknown parts."""
     if {"qweight", "qzeros", "scales"} <= set(parts) <= {"qweight", "qzeros", "scales", "g_idx"}:
         return _gptq_matrix(source, tensor_id, parts)
+    if is_bnb(parts):
+        return bnb_matrix(tensor_id, parts)
     anchor = next(iter(parts.values()))
     raise InputError(
         f"{tensor_id}: not a set of tensors any known format has",
         file=anchor.file,
         key=anchor.key,
-        expected="weight, or qweight + qzeros + scales (+ g_idx)",
+        expected="weight, qweight + qzeros + scales (+ g_idx), or bitsandbytes' weight and state",
         found=" + ".join(
             f"{part} ({str(entry.dtype).removeprefix('torch.')})" for part, entry in parts.items()
         ),
