@@ -40,7 +40,8 @@ def byte_blocks(tensor: Tensor, dtype: torch.dtype, clip: bool = False) -> Itera
     step = max(1, _BLOCK_BYTES // max(1, row_bytes))
     for start in range(0, matrix.shape[0], step):
         block = _contiguous(matrix[start : start + step], dtype, clip)
-        yield block.view(torch.uint8).numpy().data.cast("B")
+        # Flat first: a single column counts as contiguous with a stride that its bytes cannot be viewed by.
+        yield block.reshape(-1).view(torch.uint8).numpy().data
 
 
 def saturate(block: Tensor, dtype: torch.dtype) -> Tensor:

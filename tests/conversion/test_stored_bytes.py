@@ -12,6 +12,7 @@ import torch
 from made import RunCli, heads_a, save
 
 from medusa_quant import ConvertOptions, convert
+from medusa_quant.workspace.stream import byte_blocks
 
 
 def original_scheme(tensors: dict[str, np.ndarray], num_layers: int, tp: int) -> dict[str, bytes]:
@@ -214,3 +215,11 @@ def test_the_manifest_tells_everything(tmp_path: Path) -> None:
         assert entry["method"] == ("copy" if entry["role"] == "resblock.bias" else "rtn")
     errors = [entry["error"]["relative"] for entry in manifest["files"] if entry["part"] == "qweight"]
     assert all(0.01 < error < 0.2 for error in errors)
+
+
+def test_a_single_column_is_written() -> None:
+    """V 1, transposed: [8, 1] with strides (1, 8), which torch calls contiguous."""
+    column = torch.arange(8, dtype=torch.float32).view(1, 8).t()
+    for dtype in (torch.float32, torch.float16):
+        stored = b"".join(bytes(block) for block in byte_blocks(column, dtype))
+        assert stored == column.to(dtype).contiguous().view(-1).numpy().tobytes()
