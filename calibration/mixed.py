@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from ..checkpoints import MedusaHeads
 from ..checkpoints.heads import LM_HEAD, WEIGHT, TensorId
 from ..errors import InputError
 from ..plan import Choice
-from ..quantization import Scheme, quantize_weight
+from ..quantization import QuantizedWeight, Scheme, quantize_weight
 from .calibrated import judge
 from .evaluation import HeldOut
 from .forward import Matrix
@@ -174,5 +175,9 @@ def _rounded(heads: MedusaHeads, ids: list[TensorId], choice: Choice, method: st
         scheme = Scheme.for_dtype(choice.dtype, choice.group_size)
         quantized, _ = quantize_weight(weight, scheme, method)
         size += quantized.nbytes
-        tensors[tensor_id] = replace(tensor, dtype=choice.dtype, load=lambda value=quantized: value)
+        tensors[tensor_id] = replace(tensor, dtype=choice.dtype, load=partial(_same, quantized))
     return replace(heads, tensors=tensors), size
+
+
+def _same(value: QuantizedWeight) -> QuantizedWeight:
+    return value

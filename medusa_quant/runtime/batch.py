@@ -10,49 +10,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..kernels import ops
 from .candidates import generate_candidates
 from .heads import DraftHeads
 from .metrics import Metrics
 from .model import LlamaModel, Segment
-from .posterior import Verdict, evaluate_posterior, evaluate_typical
 from .request import Request
-from .sampling import draw, probabilities, uniform
 from .speculation import Speculation
-from .tree import Tree
-
-_ROOT_ONLY = Tree.of([])
-
-
-@dataclass
-class _Running:
-    """A request in a slot. cached: tokens whose keys and values are stored. guesses: [heads, k] or None."""
-
-    request: Request
-    slot: int
-    cached: int = 0
-    guesses: Tensor | None = None
-
-
-@dataclass
-class _Work:
-    """What one request adds to a step: tokens [n], whether it drafts a tree, or ends its prompt."""
-
-    running: _Running
-    tokens: Tensor
-    tree: Tree | None  # None: part of a prompt
-    last: bool  # the tokens reach the end of what is known, so that the next can be chosen
-
-    @property
-    def choices(self) -> int:
-        """Nodes whose logits are looked at: all of a tree, or a prompt's last token."""
-        return 1 if self.tree is None else self.tree.nodes
+from .verify import judge
+from .work import ROOT_ONLY, Running, Work, rows_to_choose_from
 
 
 class LlamaBatch:
@@ -102,7 +72,7 @@ class LlamaBatch:
         self._cache = base.new_cache(max_batch, self.max_len + room)
         self._free = list(range(max_batch))[::-1]
         self._waiting: deque[Request] = deque()
-        self._running: list[_Running] = []
+        self._running: list[Running] = []
         self._tree = self.speculation.choose(1)
 
     @property
@@ -166,7 +136,7 @@ class LlamaBatch:
     def _admit(self) -> None:
         # First come, first served: a large request at the head is waited for, not overtaken.
         while self._waiting and self._free and self._room_for(len(self._waiting[0].tokens) + 1):
-            self._running.append(_Running(self._waiting.popleft(), self._free.pop()))
+            self._running.append(Running(self._waiting.popleft(), self._free.pop()))
 
     def _room_for(self, tokens: int) -> bool:
         return self._held() + tokens <= self.cache_tokens
@@ -174,7 +144,7 @@ class LlamaBatch:
     def _held(self) -> int:
         return sum(len(running.request.tokens) for running in self._running)
 
-    def _plan(self) -> list[_Work]:
+    def _plan(self) -> list[Work]:
         # Every request gains at most the tree's depth and a bonus token.
         while len(self._running) > 1 and self._held() + len(self._running) > self.cache_tokens:
             self._preempt(self._running[-1])
@@ -187,37 +157,37 @@ class LlamaBatch:
                 size = min(pending, budget)
                 budget -= size
                 tokens = running.request.tokens[running.cached : running.cached + size]
-                works.append(_Work(running, torch.tensor(tokens), None, size == pending))
+                works.append(Work(running, torch.tensor(tokens), None, size == pending))
         return works
 
-    def _draft(self, running: _Running) -> _Work:
+    def _draft(self, running: Running) -> Work:
         root = torch.tensor(running.request.tokens[-1:])
-        tree = self._tree if running.guesses is not None else _ROOT_ONLY
+        tree = self._tree if running.guesses is not None else ROOT_ONLY
         if running.guesses is None or tree.nodes == 1:
-            return _Work(running, root, _ROOT_ONLY, True)
-        return _Work(running, generate_candidates(root, running.guesses.unsqueeze(0), tree)[0], tree, True)
+            return Work(running, root, ROOT_ONLY, True)
+        return Work(running, generate_candidates(root, running.guesses.unsqueeze(0), tree)[0], tree, True)
 
-    def _preempt(self, running: _Running) -> None:
+    def _preempt(self, running: Running) -> None:
         self._release(running)
         running.request.preemptions += 1
         self.metrics.preemptions += 1
         self._waiting.appendleft(running.request)
 
-    def _advance(self, works: Sequence[_Work]) -> int:
+    def _advance(self, works: Sequence[Work]) -> int:
         hidden = self._run_base(works)
         for work in works:
             if work.tree is None:
                 work.running.cached += len(work.tokens)
                 self.metrics.prompt_tokens += len(work.tokens)
         started = time.perf_counter()
-        choosing, rows = _rows_to_choose_from(works)
+        choosing, rows = rows_to_choose_from(works)
         chosen = hidden[torch.cat(rows)] if choosing else hidden[:0]
         logits = self.base.logits(chosen) if choosing else hidden[:0]
         self._clock("base", started)
         started = time.perf_counter()
         produced, first = 0, 0
-        states: list[tuple[_Running, Tensor]] = []
-        for work, (node, length, bonus) in zip(choosing, self._judge(choosing, logits), strict=True):
+        states: list[tuple[Running, Tensor]] = []
+        for work, (node, length, bonus) in zip(choosing, judge(choosing, logits), strict=True):
             produced += self._accept(work, node, length, bonus)
             if work.running.request.finish_reason is None:
                 states.append((work.running, chosen[first + node]))
@@ -226,7 +196,7 @@ class LlamaBatch:
         self._guess(states)
         return produced
 
-    def _run_base(self, works: Sequence[_Work]) -> Tensor:
+    def _run_base(self, works: Sequence[Work]) -> Tensor:
         started = time.perf_counter()
         segments, positions = [], []
         for work in works:
@@ -243,41 +213,7 @@ class LlamaBatch:
         self._clock("base", started)
         return hidden
 
-    def _judge(self, choosing: Sequence[_Work], logits: Tensor) -> list[tuple[int, int, int]]:
-        """(last accepted node, drafts accepted, next token) of each work, whose logits lie in a row."""
-        if not choosing:
-            return []
-        base_tokens = ops.argmax(logits)
-        verdicts: dict[int, tuple[int, int, int]] = {}
-        groups: dict[Tree, list[tuple[int, Tensor, Tensor]]] = {}
-        first = 0
-        for index, work in enumerate(choosing):
-            rows = slice(first, first + work.choices)
-            first, params, tree = rows.stop, work.running.request.params, work.tree or _ROOT_ONLY
-            drafted, own = work.tokens[-work.choices :].to(logits.device), base_tokens[rows]
-            if not params.greedy:
-                chances = probabilities(logits[rows], params.temperature, params.top_k, params.top_p)
-                own = draw(chances, _numbers(work.running.request, tree).to(logits.device))
-                if params.acceptance == "typical":
-                    verdict = evaluate_typical(
-                        drafted[None],
-                        chances[None],
-                        own[None],
-                        tree,
-                        params.typical_eps,
-                        params.typical_alpha,
-                    )
-                    verdicts[index] = _as_ints(verdict)[0]
-                    continue
-            groups.setdefault(tree, []).append((index, drafted, own))
-        for tree, members in groups.items():
-            drafted = torch.stack([tokens for _, tokens, _ in members])
-            own = torch.stack([tokens for _, _, tokens in members])
-            verdict = evaluate_posterior(drafted, own, tree)
-            verdicts |= zip((index for index, _, _ in members), _as_ints(verdict), strict=True)
-        return [verdicts[index] for index in range(len(choosing))]
-
-    def _accept(self, work: _Work, node: int, length: int, bonus: int) -> int:
+    def _accept(self, work: Work, node: int, length: int, bonus: int) -> int:
         """Keep the accepted path in the cache and extend the request; tokens gained."""
         running, request, tree = work.running, work.running.request, work.tree
         if tree is None:
@@ -314,7 +250,7 @@ class LlamaBatch:
             self._finish(request, reason)
         return len(taken)
 
-    def _guess(self, states: Sequence[tuple[_Running, Tensor]]) -> None:
+    def _guess(self, states: Sequence[tuple[Running, Tensor]]) -> None:
         started = time.perf_counter()
         decoding = [pair for pair in states if pair[0].request.finish_reason is None]
         self._tree = self.speculation.choose(max(1, len(decoding)))
@@ -339,33 +275,9 @@ class LlamaBatch:
         if request in self._waiting:
             self._waiting.remove(request)
 
-    def _release(self, running: _Running) -> None:
+    def _release(self, running: Running) -> None:
         self._running.remove(running)
         self._free.append(running.slot)
 
     def _clock(self, part: str, started: float) -> None:
         self.metrics.seconds[part] += time.perf_counter() - started
-
-
-def _rows_to_choose_from(works: Sequence[_Work]) -> tuple[list[_Work], list[Tensor]]:
-    """The works that get a next token in this step, and the rows of its hidden states that tell."""
-    choosing, rows, first = [], [], 0
-    for work in works:
-        end = first + len(work.tokens)
-        if work.last:
-            choosing.append(work)
-            rows.append(torch.arange(end - work.choices, end))
-        first = end
-    return choosing, rows
-
-
-def _numbers(request: Request, tree: Tree) -> Tensor:
-    """A random number a node, fp64 [nodes]: that of the position after it."""
-    position, seed = len(request.tokens), request.params.seed or 0
-    return torch.tensor(
-        [uniform(seed, position + depth) for depth in tree.depths.tolist()], dtype=torch.float64
-    )
-
-
-def _as_ints(verdict: Verdict) -> list[tuple[int, int, int]]:
-    return list(zip(verdict.node.tolist(), verdict.length.tolist(), verdict.bonus.tolist(), strict=True))
