@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from ..errors import InputError
 from ..runtime.model import LlamaModel
-from .continuations import Trace, greedy_traces, text_traces
+from .container import read_container, write_container
+from .continuations import Trace, continuation_traces, text_traces
 from .prompts import Prompt
 from .sample import BottomKSample
-from .statistics import Statistics, as_options, read_container, write_container
+from .statistics import Statistics, as_options
 
 # One prompt of every block of this many is held out.
 _HELD_OUT_BLOCK = 4
@@ -87,7 +87,8 @@ def collect(
     Raises InputError for prompts that leave nothing to hold out, or a partial file of another run.
     """
     context = model.config.max_position_embeddings
-    encoded, warnings = _encode(tokenizer, prompts, options, context)
+    room = options.max_new_tokens if options.generate else 0
+    encoded, warnings = encode_prompts(tokenizer, prompts, room, context, options.generate)
     run = _Run(model.config.hidden_size, options, _held_out(len(encoded), options.seed))
     fingerprint = _fingerprint(encoded, options, base)
     run.resume(partial, fingerprint)
@@ -96,7 +97,7 @@ def collect(
         while run.next_prompt < len(encoded) and not run.full:
             batch = encoded[run.next_prompt : run.next_prompt + options.batch_size]
             if options.generate:
-                traces = greedy_traces(model, batch, options.max_new_tokens, _TOP_LOGITS)
+                traces = continuation_traces(model, batch, options.max_new_tokens, _TOP_LOGITS)
             else:
                 traces = text_traces(model, batch, _TOP_LOGITS)
             for trace in traces:
@@ -206,20 +207,29 @@ def _held_out(prompts: int, seed: int) -> set[int]:
     return held
 
 
-def _encode(
-    tokenizer: Tokenizer, prompts: Sequence[Prompt], options: CollectOptions, context: int
+def encode_prompts(
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    context: int,
+    answer: bool = True,
 ) -> tuple[list[list[int]], list[str]]:
-    room = context - (options.max_new_tokens if options.generate else 0)
+    """Token ids of prompts in the chat template, and warnings.
+
+    answer: up to where the model answers. Prompts that leave no room for max_new_tokens keep their end.
+    Raises InputError for a prompt without tokens, or where nothing would fit.
+    """
+    room = context - max_new_tokens
     if room < 1:
         raise InputError(
-            f"--max-new-tokens {options.max_new_tokens} leaves no room for a prompt",
+            f"--max-new-tokens {max_new_tokens} leaves no room for a prompt",
             expected=f"less than the base's context of {context}",
         )
     warnings, encoded, cut = [], [], 0
     if not tokenizer.chat_template:
         warnings.append("the tokenizer has no chat template: prompts are given to the base as plain text")
     for number, prompt in enumerate(prompts, 1):
-        tokens = _tokens(tokenizer, prompt, options.generate)
+        tokens = _tokens(tokenizer, prompt, answer)
         if not tokens:
             raise InputError(f"prompt {number} has no tokens", fix="remove it")
         cut += len(tokens) > room
@@ -229,12 +239,12 @@ def _encode(
     return encoded, warnings
 
 
-def _tokens(tokenizer: Tokenizer, prompt: Prompt, generate: bool) -> list[int]:
+def _tokens(tokenizer: Tokenizer, prompt: Prompt, answer: bool) -> list[int]:
     if not tokenizer.chat_template:
         return list(tokenizer("\n".join(content for _, content in prompt.messages))["input_ids"])
     messages = [{"role": role, "content": content} for role, content in prompt.messages]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
     except Exception as error:  # templates raise whatever they like, to refuse a role order
         raise InputError(f"the chat template refuses a prompt: {error}") from error
     # The template has written the special tokens already.
@@ -251,8 +261,3 @@ def _goal(run: _Run, prompts: int) -> int | None:
 def _fingerprint(encoded: list[list[int]], options: CollectOptions, base: dict[str, Any]) -> str:
     content = json.dumps([encoded, as_options(options), base], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
-
-
-def held_rows(statistics: Statistics, depth: int) -> Tensor:
-    """bool [P]: held-out states whose next `depth` base tokens are all known."""
-    return (statistics.held_next[:, :depth] >= 0).all(1)

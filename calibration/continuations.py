@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..kernels import ops
 from ..runtime.model import KVCache, LlamaModel, Segment
+
+# (numbers of the prompts, step, ids [n, k], logits [n, k], best first) -> the place of the next token of each
+Pick = Callable[[Sequence[int], int, Tensor, Tensor], Tensor]
 
 # Prompt tokens per forward call: bounds the memory of a prefill.
 _CHUNK = 512
@@ -17,7 +22,7 @@ _CHUNK = 512
 class Trace:
     """States of one prompt, in order.
 
-    states: fp32 [n, H]. chosen: int32 [n], the base's argmax after each state.
+    states: fp32 [n, H]. chosen: int32 [n], the token that followed: the base's argmax, or drawn.
     top_ids, top_logits: int32 / fp32 [n, k], its largest logits.
     """
 
@@ -37,11 +42,18 @@ class Trace:
         return Trace(*(part[:count] for part in vars(self).values()))
 
 
-def greedy_traces(model: LlamaModel, prompts: list[list[int]], max_new_tokens: int, top: int) -> list[Trace]:
-    """The base's own greedy continuations: states of the last prompt token and of every token it wrote.
+def greedy(prompts: Sequence[int], step: int, ids: Tensor, logits: Tensor) -> Tensor:
+    """The `Pick` of greedy decoding."""
+    return torch.zeros(len(prompts), dtype=torch.int64)
+
+
+def continuation_traces(
+    model: LlamaModel, prompts: list[list[int]], max_new_tokens: int, top: int, pick: Pick = greedy
+) -> list[Trace]:
+    """The base's own continuations: states of the last prompt token and of every token it wrote.
 
     prompts: token ids, one non-empty list each. A continuation ends with an end-of-text token (whose own
-    state no head ever sees) or after max_new_tokens.
+    state no head ever sees) or after max_new_tokens. pick: among the `top` likeliest tokens.
     """
     longest = max(len(tokens) for tokens in prompts)
     cache = model.new_cache(len(prompts), longest + max_new_tokens)
@@ -50,17 +62,16 @@ def greedy_traces(model: LlamaModel, prompts: list[list[int]], max_new_tokens: i
     active = list(range(len(prompts)))
     for step in range(max_new_tokens):
         ids, logits = _top(model, hidden, top)
+        chosen = ids.gather(1, pick(active, step, ids, logits).unsqueeze(1)).squeeze(1)
         for row, slot in enumerate(active):
-            pieces[slot].append((hidden[row], ids[row, 0], ids[row], logits[row]))
-        going = [
-            row for row, token in enumerate(ids[:, 0].tolist()) if token not in model.config.eos_token_ids
-        ]
+            pieces[slot].append((hidden[row], chosen[row], ids[row], logits[row]))
+        going = [row for row, token in enumerate(chosen.tolist()) if token not in model.config.eos_token_ids]
         active = [active[row] for row in going]
         if not active or step == max_new_tokens - 1:
             break
         starts = [len(prompts[slot]) + step for slot in active]
         segments = [Segment(slot, start, 1) for slot, start in zip(active, starts, strict=True)]
-        hidden = model.forward(ids[going, 0].long(), torch.tensor(starts), segments, cache)
+        hidden = model.forward(chosen[going].long(), torch.tensor(starts), segments, cache)
     return [Trace(*(torch.stack(column) for column in zip(*rows, strict=True))) for rows in pieces]
 
 
@@ -87,8 +98,5 @@ def _prefill(model: LlamaModel, cache: KVCache, slot: int, tokens: list[int]) ->
 
 def _top(model: LlamaModel, hidden: Tensor, top: int) -> tuple[Tensor, Tensor]:
     logits = model.logits(hidden)
-    best = logits.topk(min(top, logits.shape[1]), dim=1)
-    # topk orders ties arbitrarily; greedy decoding takes the first maximum.
-    ids = best.indices.to(torch.int32)
-    ids[:, 0] = logits.argmax(dim=1).to(torch.int32)
-    return ids, best.values.clone()
+    values, ids = ops.top_k(logits, min(top, logits.shape[1]))
+    return ids.to(torch.int32), values

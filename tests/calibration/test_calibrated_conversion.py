@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import build_model
 
 from medusa_quant.calibration import Statistics, evaluate, held_out
 from medusa_quant.calibration.acceptance import accepted_lengths, token_ranks
@@ -33,9 +34,6 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-    from tiny_models import build_model
-
     folder = tmp_path_factory.mktemp("base")
     build_model(folder)
     return folder
