@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import heapq
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,6 +158,20 @@ def load_tree(file: str | Path) -> Tree:
         raise InputError(str(error), file=path) from error
     except (ValueError, SyntaxError, TypeError, KeyError) as error:
         raise InputError("not a tree", file=path, expected="a list of lists of ranks") from error
+
+
+def save_tree(file: Path, choices: Sequence[Choice], about: dict[str, Any]) -> None:
+    """Write a tree for `load_tree`, with notes on where it came from; the file is replaced in one step."""
+    content = {"choices": [list(choice) for choice in choices], **about}
+    temporary = file.with_name(f".{file.name}.tmp-{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, file)
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror}", file=file) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _first_repeated(choices: Sequence[Choice]) -> Choice:
