@@ -119,12 +119,13 @@ class LlamaBatch:
         self._admit()
         started = time.perf_counter()
         works = self._plan()
-        tree, only_decoding, produced = self._tree, all(work.tree is not None for work in works), 0
+        tree = self._tree
         if works:
-            produced = self._advance(works)
+            self._advance(works)
             self.metrics.steps += 1
-        if works and only_decoding:
-            self.speculation.observe(tree, len(works), produced, time.perf_counter() - started)
+        # A step that ended with the guesses for another tree tells neither's time.
+        if works and all(work.tree is not None for work in works) and self._tree is tree:
+            self.speculation.observe(tree, len(works), time.perf_counter() - started)
         return [request for request in before if request.finish_reason is not None]
 
     def _expire(self) -> None:
@@ -173,7 +174,7 @@ class LlamaBatch:
         self.metrics.preemptions += 1
         self._waiting.appendleft(running.request)
 
-    def _advance(self, works: Sequence[Work]) -> int:
+    def _advance(self, works: Sequence[Work]) -> None:
         hidden = self._run_base(works)
         for work in works:
             if work.tree is None:
@@ -185,16 +186,15 @@ class LlamaBatch:
         logits = self.base.logits(chosen) if choosing else hidden[:0]
         self._clock("base", started)
         started = time.perf_counter()
-        produced, first = 0, 0
+        first = 0
         states: list[tuple[Running, Tensor]] = []
         for work, (node, length, bonus) in zip(choosing, judge(choosing, logits), strict=True):
-            produced += self._accept(work, node, length, bonus)
+            self._accept(work, node, length, bonus)
             if work.running.request.finish_reason is None:
                 states.append((work.running, chosen[first + node]))
             first += work.choices
         self._clock("verify", started)
         self._guess(states)
-        return produced
 
     def _run_base(self, works: Sequence[Work]) -> Tensor:
         started = time.perf_counter()
@@ -213,21 +213,23 @@ class LlamaBatch:
         self._clock("base", started)
         return hidden
 
-    def _accept(self, work: Work, node: int, length: int, bonus: int) -> int:
-        """Keep the accepted path in the cache and extend the request; tokens gained."""
+    def _accept(self, work: Work, node: int, length: int, bonus: int) -> None:
+        """Keep the accepted path in the cache and extend the request."""
         running, request, tree = work.running, work.running.request, work.tree
         if tree is None:
-            return self._extend(request, [bonus])
+            self._extend(request, [bonus])
+            return
         path = tree.paths[node, : length + 1].tolist()
         if tree.nodes > 1:
             self._cache.compact(running.slot, running.cached, path)
             self.metrics.record_draft(tree.nodes, tree.depth, length)
+            self.speculation.learn(tree, node)
             request.steps, request.accepted = request.steps + 1, request.accepted + length
         running.cached += len(path)
-        return self._extend(request, [*work.tokens[path[1:]].tolist(), bonus])
+        self._extend(request, [*work.tokens[path[1:]].tolist(), bonus])
 
-    def _extend(self, request: Request, new: list[int]) -> int:
-        """Append tokens up to the first that ends the request; how many were taken."""
+    def _extend(self, request: Request, new: list[int]) -> None:
+        """Append tokens up to the first that ends the request."""
         params, taken = request.params, []
         ends = set(params.stop_token_ids) | (
             set() if params.ignore_eos else set(self.base.config.eos_token_ids)
@@ -248,7 +250,6 @@ class LlamaBatch:
         # The callback may have ended it (a stop string).
         if reason and request.finish_reason is None:
             self._finish(request, reason)
-        return len(taken)
 
     def _guess(self, states: Sequence[tuple[Running, Tensor]]) -> None:
         started = time.perf_counter()

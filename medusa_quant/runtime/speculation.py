@@ -5,31 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import InputError
-from .tree import Tree, chain, named_tree
+from .tree import Choice, Tree, chain, named_tree, prior_chance, smaller_trees
 
 MODES = ("auto", "tree", "chain", "off")
-_WARM_UP = 3  # times a tree is tried before its measurements are believed
-_RETRY = 64  # steps after which the others are tried again: batches and machines change
-_MEMORY = 0.9
+_PRIOR_WEIGHT = 8.0  # drafts the prior chance of a node counts for
+_WARM_UP = 2  # times a step is timed before it is believed; the first one warms caches
+_RETRY = 64  # steps after which the others are timed again: contexts grow and machines change
+_NEW_SHARE = 0.2
+_FASTER_AT_MOST = 0.85  # a larger tree's step against a smaller one's, as kernels take rows in blocks
 
 
 @dataclass
-class _Record:
-    tokens: float = 0.0
+class _Timing:
     seconds: float = 0.0
     tries: int = 0
     last: int = 0
 
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds if self.seconds else float("inf")
+
+@dataclass
+class _Hits:
+    """How often a node was on the accepted path, of the drafts that held it."""
+
+    hits: float
+    drafts: float = _PRIOR_WEIGHT
 
 
 class Speculation:
-    """Chooses a tree by batch size from measured steps.
+    """Chooses a tree by batch size from what was accepted and how long steps took.
 
-    mode: `off`, `chain` and `tree` always draft the same; `auto` compares them with each other, and with
-    shorter chains, by tokens per second, since a step's cost grows with its nodes and the batch.
+    mode: `off`, `chain` and `tree` always draft the same; `auto` weighs the tree, its most promising parts,
+    the chain and no draft against each other. A node's chance is learned from every draft that holds it, whichever
+    tree it was part of; a step's time is measured for each tree and batch size.
     """
 
     def __init__(self, mode: str, tree: Tree, num_heads: int) -> None:
@@ -39,10 +45,13 @@ class Speculation:
         if num_heads == 0 or mode == "off":
             self._trees = [none]
         elif mode == "auto":
-            self._trees = [none, *(chain(depth) for depth in range(1, num_heads + 1)), tree]
+            candidates = [none, *smaller_trees(tree), chain(num_heads), tree]
+            distinct = {candidate.choices: candidate for candidate in candidates}
+            self._trees = sorted(distinct.values(), key=lambda candidate: candidate.nodes)
         else:
             self._trees = [tree if mode == "tree" else chain(num_heads)]
-        self._records: dict[tuple[int, int], _Record] = {}
+        self._hits: dict[Choice, _Hits] = {}
+        self._timings: dict[tuple[int, int], _Timing] = {}
         self._step = 0
 
     @classmethod
@@ -51,7 +60,7 @@ class Speculation:
 
     @property
     def trees(self) -> list[Tree]:
-        """Every tree it may choose."""
+        """Every tree it may choose, from none to the largest."""
         return self._trees
 
     def choose(self, batch: int) -> Tree:
@@ -59,26 +68,52 @@ class Speculation:
         if len(self._trees) == 1:
             return self._trees[0]
         self._step += 1
-        records = [self._record(index, batch) for index in range(len(self._trees))]
-        for index, record in enumerate(records):
-            if record.tries < _WARM_UP:
-                return self._trees[index]
-        best = max(range(len(records)), key=lambda index: records[index].rate)
-        stale = min(range(len(records)), key=lambda index: records[index].last)
+        yields = [self.expected_tokens(tree) for tree in self._trees]
+        timings = [self._timing(index, batch) for index in range(len(self._trees))]
+        best, best_rate, fastest = 0, 0.0, 0.0
+        for index, (tokens, timing) in enumerate(zip(yields, timings, strict=True)):
+            if timing.tries < _WARM_UP:
+                # Worth timing only if it could win at the speed of the smaller ones.
+                if not best_rate or tokens / fastest > best_rate:
+                    return self._trees[index]
+                continue
+            fastest = max(fastest, timing.seconds * _FASTER_AT_MOST)
+            if tokens / timing.seconds > best_rate:
+                best, best_rate = index, tokens / timing.seconds
+        timed = [index for index, timing in enumerate(timings) if timing.tries]
+        stale = min(timed, key=lambda index: timings[index].last)
+        due = self._step - timings[stale].last > _RETRY * len(timed)
         # A tree that was far behind is not worth another look.
-        due = self._step - records[stale].last > _RETRY * len(records)
-        hopeful = records[stale].rate > 0.7 * records[best].rate
+        hopeful = yields[stale] / timings[stale].seconds > 0.7 * best_rate
         return self._trees[stale if due and hopeful else best]
 
-    def observe(self, tree: Tree, batch: int, tokens: int, seconds: float) -> None:
-        """Learn from a step that only decoded: its tokens for all requests, and its wall time."""
+    def expected_tokens(self, tree: Tree) -> float:
+        """Tokens a draft of this tree yields, the base's own included: 1 + sum of its nodes' chances."""
+        nodes = (self._node(choice) for choice in tree.choices)
+        return 1.0 + sum(node.hits / node.drafts for node in nodes)
+
+    def learn(self, tree: Tree, node: int) -> None:
+        """A request's draft was accepted up to this node."""
         if len(self._trees) == 1:
             return
-        record = self._record(self._trees.index(tree), batch)
-        record.tokens = _MEMORY * record.tokens + tokens
-        record.seconds = _MEMORY * record.seconds + seconds
-        record.tries, record.last = record.tries + 1, self._step
+        accepted = ((), *tree.choices)[node]
+        for choice in tree.choices:
+            seen = self._node(choice)
+            seen.drafts += 1
+            seen.hits += accepted[: len(choice)] == choice
 
-    def _record(self, index: int, batch: int) -> _Record:
+    def observe(self, tree: Tree, batch: int, seconds: float) -> None:
+        """A step of this many requests that only decoded took so long, from one draft to the next."""
+        if len(self._trees) == 1:
+            return
+        timing = self._timing(self._trees.index(tree), batch)
+        believed = timing.tries > 1
+        timing.seconds += (_NEW_SHARE if believed else 1.0) * (seconds - timing.seconds)
+        timing.tries, timing.last = timing.tries + 1, self._step
+
+    def _timing(self, index: int, batch: int) -> _Timing:
         # Batch sizes in powers of two: neighbours cost alike.
-        return self._records.setdefault((index, (batch - 1).bit_length()), _Record())
+        return self._timings.setdefault((index, (batch - 1).bit_length()), _Timing())
+
+    def _node(self, choice: Choice) -> _Hits:
+        return self._hits.setdefault(choice, _Hits(_PRIOR_WEIGHT * prior_chance(choice)))

@@ -126,6 +126,26 @@ def best_choices(rates: Sequence[Sequence[float]], nodes: int) -> list[Choice]:
     return chosen
 
 
+def prior_chance(choice: Choice) -> float:
+    """How likely a node is accepted, before anything is known about the heads."""
+    chance = 1.0
+    for head, rank in enumerate(choice):
+        chance *= _rate(head, rank)
+    return chance
+
+
+def _rate(head: int, rank: int) -> float:
+    return _RANK_RATES[min(rank, len(_RANK_RATES) - 1)] * _HEAD_DECAY**head
+
+
+def smaller_trees(tree: Tree) -> list[Tree]:
+    """The most promising parts of a tree: 2, 3, 4, 6, 8, 12, ... nodes, below its own size."""
+    # Python's sort keeps equals in order, and choices are sorted by length: parents stay first.
+    ordered = sorted(tree.choices, key=prior_chance, reverse=True)
+    sizes = [size for power in range(1, 8) for size in (2**power, 3 * 2 ** (power - 1))]
+    return [Tree.of(ordered[: size - 1]) for size in sizes if size < tree.nodes]
+
+
 def named_tree(name: str, num_heads: int) -> Tree:
     """`none` (the root alone), `chain`, `default`, `deep`, or a file holding choices.
 
@@ -136,7 +156,8 @@ def named_tree(name: str, num_heads: int) -> Tree:
     if name == "chain":
         return chain(num_heads)
     if name in _NODES:
-        rates = [[rate * _HEAD_DECAY**head for rate in _RANK_RATES] for head in range(num_heads)]
+        ranks = range(len(_RANK_RATES))
+        rates = [[_rate(head, rank) for rank in ranks] for head in range(num_heads)]
         return Tree.of(best_choices(rates, _NODES[name]))
     return load_tree(name)
 
