@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import InputError
+from ..runtime.chat import encode_chat
 from ..runtime.model import LlamaModel
 from .container import read_container, write_container
 from .continuations import Trace, continuation_traces, text_traces
@@ -207,6 +208,19 @@ def _held_out(prompts: int, seed: int) -> set[int]:
     return held
 
 
+def base_identity(source: str, model: LlamaModel, dtype: str) -> dict[str, Any]:
+    """What statistics say of the base they were collected on."""
+    path, config = Path(source).expanduser(), model.config
+    return {
+        "path": str(path.resolve()) if path.exists() else source,
+        "architecture": config.architecture,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "num_layers": config.num_layers,
+        "dtype": dtype,
+    }
+
+
 def encode_prompts(
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],
@@ -229,7 +243,8 @@ def encode_prompts(
     if not tokenizer.chat_template:
         warnings.append("the tokenizer has no chat template: prompts are given to the base as plain text")
     for number, prompt in enumerate(prompts, 1):
-        tokens = _tokens(tokenizer, prompt, answer)
+        messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        tokens = encode_chat(tokenizer, messages, answer)
         if not tokens:
             raise InputError(f"prompt {number} has no tokens", fix="remove it")
         cut += len(tokens) > room
@@ -237,18 +252,6 @@ def encode_prompts(
     if cut:
         warnings.append(f"{cut} prompts are longer than {room} tokens: only their last {room} are used")
     return encoded, warnings
-
-
-def _tokens(tokenizer: Tokenizer, prompt: Prompt, answer: bool) -> list[int]:
-    if not tokenizer.chat_template:
-        return list(tokenizer("\n".join(content for _, content in prompt.messages))["input_ids"])
-    messages = [{"role": role, "content": content} for role, content in prompt.messages]
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
-    except Exception as error:  # templates raise whatever they like, to refuse a role order
-        raise InputError(f"the chat template refuses a prompt: {error}") from error
-    # The template has written the special tokens already.
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[call-arg]
 
 
 def _goal(run: _Run, prompts: int) -> int | None:

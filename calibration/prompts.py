@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+
+_ASSETS = Path(str(files("medusa_quant"))) / "assets"
+# Shipped with the package: one file to calibrate with, another to measure with.
+CALIBRATION_PROMPTS = _ASSETS / "calibration_prompts.txt"
+PROMPTS = _ASSETS / "prompts.txt"
 
 Messages = tuple[tuple[str, str], ...]
 

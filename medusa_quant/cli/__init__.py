@@ -24,6 +24,7 @@ COMMANDS = {
     "evaluate": ("evaluate", "Judge heads on held-out states: error, agreement, predicted acceptance."),
     "train": ("train", "Train heads for a base on its own text, or recover quantized ones."),
     "tree": ("tree", "The draft tree that gains most with these heads, on this machine."),
+    "compare": ("compare", "Speed, acceptance, size and quality of heads in several dtypes, side by side."),
     "generate": ("generate", "Write text with a base and draft heads: the base's own, faster."),
     "kernels": ("kernels", "Which kernels this machine has, what each shape would use, and why."),
     "bench-kernels": ("bench_kernels", "Time every kernel backend against its memory floor."),

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from .options import JsonOption
-from .output import notes, print_json, print_warnings, size
+from .output import count_progress, print_json, print_warnings, size
 
 
 def calibrate(
     base: Annotated[str, typer.Argument(help="Base model: a folder, a .gguf file, or a repo id.")],
-    prompts: Annotated[str, typer.Option(help="A .txt or .jsonl file, or - for standard input.")],
     out: Annotated[Path, typer.Option(help="Statistics file to write (safetensors).")],
+    prompts: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="A .txt or .jsonl file, or - for standard input. [96 shipped ones]"),
+    ] = None,
     tokens: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(help="Hidden states to collect. [all the prompts give]"),
@@ -38,8 +39,8 @@ def calibrate(
 ) -> None:
     """One prompt in four is held out, to judge quantized heads by. An interrupted run leaves OUT.partial,
     and the same command continues it."""
-    from ..calibration.collect import CollectOptions, collect
-    from ..calibration.prompts import read_prompts
+    from ..calibration.collect import CollectOptions, base_identity, collect
+    from ..calibration.prompts import CALIBRATION_PROMPTS, read_prompts
     from ..errors import InputError
     from ..runtime.model import load_base, load_tokenizer
 
@@ -48,20 +49,21 @@ def calibrate(
         raise InputError("the target is a folder", file=out, expected="a file name")
     if out.exists() and not force:
         raise InputError("the target exists", file=out, fix="pass --force to replace it")
-    parsed = read_prompts(prompts)
+    parsed = read_prompts(CALIBRATION_PROMPTS if prompts is None else prompts)
     tokenizer, model = load_tokenizer(base), load_base(base, dtype=base_dtype, activation="exact")
-    identity = {
-        "path": str(Path(base).expanduser().resolve()) if Path(base).expanduser().exists() else base,
-        "architecture": model.config.architecture,
-        "hidden_size": model.config.hidden_size,
-        "vocab_size": model.config.vocab_size,
-        "num_layers": model.config.num_layers,
-        "dtype": base_dtype,
-    }
+    identity = base_identity(base, model, base_dtype)
     partial = out.with_name(out.name + ".partial")
     started = time.monotonic()
-    with _state_progress() as progress:
-        result = collect(model, tokenizer, parsed, options, partial, identity, progress)
+    with count_progress() as show:
+        result = collect(
+            model,
+            tokenizer,
+            parsed,
+            options,
+            partial,
+            identity,
+            lambda done, total, rate: show(done, total, f"states, {rate:,.0f} tokens/s"),
+        )
     result.statistics.save(out)
     partial.unlink(missing_ok=True)
     seconds, stats = time.monotonic() - started, result.statistics
@@ -92,21 +94,3 @@ def calibrate(
         f"{out}: {collected} states of {stats.prompts} prompts ({stats.held_tokens} held out), "
         f"{summary['tokens_per_second']} tokens/s, {size(out.stat().st_size)}"
     )
-
-
-@contextmanager
-def _state_progress() -> Iterator[Callable[[int, int | None, float], None] | None]:
-    """Tokens, tokens/s and time left, on a terminal; silence otherwise."""
-    if not notes.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=notes, transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-
-        def update(done: int, total: int | None, rate: float) -> None:
-            bar.update(task, completed=done, total=total, description=f"{rate:,.0f} tokens/s")
-
-        yield update

@@ -117,12 +117,12 @@ def generate(
 
 
 def _encode(engine: Engine, prompt: Any, chat: bool) -> list[int]:
-    """A prompt as typed, or a conversation; without a chat template, its last message's text."""
+    """A prompt as typed, or a conversation; without the chat template, its contents."""
     if isinstance(prompt, str):
         return engine.encode(prompt, chat)
-    if chat and engine.tokenizer.chat_template:
+    if chat:
         return engine.encode_messages(prompt)
-    return engine.encode(prompt[-1]["content"], chat=False)
+    return engine.encode("\n".join(message["content"] for message in prompt), chat=False)
 
 
 def _as_dict(output: Output) -> dict[str, Any]:

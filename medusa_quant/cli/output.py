@@ -9,7 +9,14 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -53,6 +60,22 @@ def byte_progress() -> Iterator[Callable[[int, int, str], None] | None]:
 
         def update(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
+
+        yield update
+
+
+@contextmanager
+def count_progress() -> Iterator[Callable[[int, int | None, str], None]]:
+    """Done, time left and what is being done, on a terminal; silence otherwise."""
+    if not notes.is_terminal:
+        yield lambda done, total, what: None
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=notes, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(done: int, total: int | None, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=escape(what))
 
         yield update
 

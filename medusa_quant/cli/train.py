@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from .options import ForceOption, JsonOption
-from .output import notes, print_json, print_table, print_warnings
+from .output import count_progress, notes, print_json, print_table, print_warnings
 
 if TYPE_CHECKING:
     from ..training.trainer import Accuracy
@@ -111,14 +109,14 @@ def train(
     print_warnings(warnings)
     folder = cache or out.with_name(out.name + ".cache")
     corpus_options = CorpusOptions(tokens, max_new_tokens, seed=seed)
-    with _progress("the base writes", "tokens") as show:
+    with count_progress() as show:
         corpus = write_corpus(
             model,
             encoded,
             corpus_options,
             folder,
             f"{base} {base_dtype}",
-            lambda done, all_: show(done, all_, ""),
+            lambda done, total: show(done, total, "tokens written by the base"),
         )
     written = time.monotonic() - started
     if corpus.chosen.numel() < tokens:
@@ -133,14 +131,14 @@ def train(
     before = accuracy(module, corpus, vocabulary, dtype)
     started = time.monotonic()
     checkpoint = folder / f"{out.name}.checkpoint"
-    with _progress("training", "steps") as show:
+    with count_progress() as show:
         run(
             module,
             corpus,
             vocabulary,
             options,
             checkpoint,
-            lambda d, a, value: show(d, a, f"loss {value:.3f}"),
+            lambda done, total, value: show(done, total, f"steps, loss {value:.3f}"),
         )
     trained = time.monotonic() - started
     after = accuracy(module, corpus, vocabulary, dtype)
@@ -178,25 +176,3 @@ def train(
 def _rows(before: Accuracy, after: Accuracy) -> list[tuple[str, ...]]:
     columns = (after.top1, before.top1, after.top5, before.top5)
     return [(str(head), *(f"{column[head]:.3f}" for column in columns)) for head in range(len(after.top1))]
-
-
-@contextmanager
-def _progress(what: str, unit: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Done, rate and time left, on a terminal; silence otherwise."""
-    if not notes.is_terminal:
-        yield lambda done, total, note: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=notes, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total, note: bar.update(
-            task, completed=done, total=total, description=f"{what} {note}"
-        )

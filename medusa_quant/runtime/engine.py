@@ -14,6 +14,7 @@ from typing import Any
 from ..checkpoints import MedusaHeads, load_heads
 from ..errors import InputError
 from .batch import LlamaBatch
+from .chat import encode_chat
 from .heads import DraftHeads
 from .metrics import Metrics
 from .model import LlamaModel, load_base, load_tokenizer
@@ -48,14 +49,15 @@ class Engine:
     """A base, its tokenizer and draft heads behind a `LlamaBatch`.
 
     base: a path or repo id (see `load_base`), or a loaded model with its tokenizer. heads: a path, loaded
-    heads, or None. base_activation, heads_activation: "int8" or "exact", for integer weights. speculation:
-    auto, tree, chain or off. tree: none, chain, default, deep or a file. The rest goes to `LlamaBatch`.
+    heads (packed for this base already, or not), or None. base_activation, heads_activation: "int8" or
+    "exact", for integer weights. speculation: auto, tree, chain or off. tree: none, chain, default, deep or
+    a file. The rest goes to `LlamaBatch`.
     """
 
     def __init__(
         self,
         base: str | Path | LlamaModel,
-        heads: str | Path | MedusaHeads | None = None,
+        heads: str | Path | MedusaHeads | DraftHeads | None = None,
         *,
         tokenizer: Any = None,
         base_dtype: str = "fp32",
@@ -74,8 +76,11 @@ class Engine:
         if tokenizer is None:
             raise InputError("a loaded base needs its tokenizer", fix="pass tokenizer=")
         self.tokenizer = tokenizer
-        found = load_heads(heads) if isinstance(heads, str | Path) else heads
-        self.heads = None if found is None else DraftHeads(found, self.base, heads_activation)
+        if isinstance(heads, str | Path):
+            heads = load_heads(heads)
+        if isinstance(heads, MedusaHeads):
+            heads = DraftHeads(heads, self.base, heads_activation)
+        self.heads = heads
         policy = Speculation.named(
             speculation if self.heads else "off", tree, self.heads.num_heads if self.heads else 0
         )
@@ -93,12 +98,11 @@ class Engine:
         """Token ids of a prompt, as a user's message in the model's chat template where it has one."""
         if chat and getattr(self.tokenizer, "chat_template", None):
             return self.encode_messages([{"role": "user", "content": prompt}])
-        return list(self.tokenizer(prompt).input_ids)
+        return list(self.tokenizer(prompt)["input_ids"])
 
     def encode_messages(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation, up to where the model answers."""
-        text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        """Token ids of a conversation, up to where the model answers; see `encode_chat`."""
+        return encode_chat(self.tokenizer, messages)
 
     def generate(
         self,

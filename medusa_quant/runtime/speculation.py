@@ -34,15 +34,15 @@ class Speculation:
     """Chooses a tree by batch size from what was accepted and how long steps took.
 
     mode: `off`, `chain` and `tree` always draft the same; `auto` weighs the tree, its most promising parts,
-    the chain and no draft against each other. A node's chance is learned from every draft that holds it, whichever
-    tree it was part of; a step's time is measured for each tree and batch size.
+    the chain and no draft against each other. A node's chance is learned from every draft that holds it,
+    whichever tree it was part of; a step's time is measured for each tree and batch size.
     """
 
     def __init__(self, mode: str, tree: Tree, num_heads: int) -> None:
         if mode not in MODES:
             raise InputError("unknown speculation mode", expected=" | ".join(MODES), found=mode)
         none = Tree.of([])
-        if num_heads == 0 or mode == "off":
+        if num_heads == 0 or mode == "off" or (tree.nodes == 1 and mode != "chain"):
             self._trees = [none]
         elif mode == "auto":
             candidates = [none, *smaller_trees(tree), chain(num_heads), tree]

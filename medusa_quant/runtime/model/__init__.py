@@ -3,6 +3,6 @@
 from .cache import KVCache, Segment
 from .config import ModelConfig
 from .llama import LlamaModel
-from .loader import load_base, load_tokenizer
+from .loader import load_base, load_tokenizer, open_base
 
-__all__ = ["KVCache", "LlamaModel", "ModelConfig", "Segment", "load_base", "load_tokenizer"]
+__all__ = ["KVCache", "LlamaModel", "ModelConfig", "Segment", "load_base", "load_tokenizer", "open_base"]

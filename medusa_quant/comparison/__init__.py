@@ -1,0 +1,1 @@
+"""Heads in several dtypes side by side: speed, acceptance, size and quality, measured in one run."""
