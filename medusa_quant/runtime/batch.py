@@ -258,7 +258,7 @@ class LlamaBatch:
         guesses = None
         if self.heads is not None and decoding and self._tree.nodes > 1:
             hidden = torch.stack([state for _, state in decoding])
-            guesses = self.heads.guess(hidden, self._tree.top_k).cpu()
+            guesses = self.heads.guess(hidden, self._tree.top_k, self._tree.depth).cpu()
         for index, (running, _) in enumerate(decoding):
             running.guesses = None if guesses is None else guesses[index]
         self._clock("heads", started)

@@ -69,11 +69,13 @@ class DraftHeads:
         return [self._linear(together, torch.cat(joined) if joined else None)]
 
     @torch.inference_mode()
-    def guess(self, hidden: Tensor, k: int) -> Tensor:
-        """The k best tokens of every head, int64 [M, heads, k], for final hidden states [M, H]."""
+    def guess(self, hidden: Tensor, k: int, depth: int | None = None) -> Tensor:
+        """The k best tokens of the first `depth` heads (default: of all), int64 [M, depth, k], for final
+        hidden states [M, H]. LM matrices of the others, the bulk of the bytes, are not read."""
         rows, size = hidden.shape
+        depth = self.num_heads if depth is None else depth
         if rows == 0:
-            return torch.empty((0, self.num_heads, k), dtype=torch.int64, device=hidden.device)
+            return torch.empty((0, depth, k), dtype=torch.int64, device=hidden.device)
         states = hidden.repeat(1, self.num_heads)
         for block in self._blocks:
             if len(block) == 1 and self.num_heads > 1:
@@ -84,14 +86,15 @@ class DraftHeads:
                 for linear, part in zip(block, states.split(size, 1), strict=True)
             ]
             states = torch.cat(parts, 1)
+        states = states[:, : depth * size].contiguous()
         if self._lm_heads is None:
-            logits = self._base.lm_head(states.view(rows * self.num_heads, size))
+            logits = self._base.lm_head(states.view(rows * depth, size))
             values, tokens = ops.top_k(logits, k)
             values, tokens = values.view(rows, -1, k), tokens.view(rows, -1, k)
         else:
             tops = [
                 ops.top_k(lm_head(part), k)
-                for lm_head, part in zip(self._lm_heads, states.split(size, 1), strict=True)
+                for lm_head, part in zip(self._lm_heads[:depth], states.split(size, 1), strict=True)
             ]
             values = torch.stack([top[0] for top in tops], 1)
             tokens = torch.stack([top[1] for top in tops], 1)

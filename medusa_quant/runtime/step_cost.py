@@ -38,7 +38,7 @@ def step_seconds(base: LlamaModel, heads: DraftHeads, trees: Sequence[Tree], bat
             positions = (_CONTEXT + tree.depths).repeat(batch).to(base.device)
             ops.argmax(base.logits(base.forward(tokens, positions, segments, cache))).cpu()
             if tree.nodes > 1:
-                heads.guess(hidden, tree.top_k).cpu()
+                heads.guess(hidden, tree.top_k, tree.depth).cpu()
             # The first turn warms caches and kernels up.
             if repeat:
                 measured.append(time.perf_counter() - started)

@@ -6,7 +6,7 @@ import ast
 import heapq
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,12 +138,16 @@ def _rate(head: int, rank: int) -> float:
     return _RANK_RATES[min(rank, len(_RANK_RATES) - 1)] * _HEAD_DECAY**head
 
 
-def smaller_trees(tree: Tree) -> list[Tree]:
-    """The most promising parts of a tree: 2, 3, 4, 6, 8, 12, ... nodes, below its own size."""
-    # Python's sort keeps equals in order, and choices are sorted by length: parents stay first.
-    ordered = sorted(tree.choices, key=prior_chance, reverse=True)
+def smaller_parts(tree: Tree, chance: Callable[[Choice], float] = prior_chance) -> list[tuple[Choice, ...]]:
+    """Choices of the most promising parts of a tree: 2, 3, 4, 6, 8, 12, ... nodes, below its own size."""
+    # A node is never likelier than its parent, whatever was counted for each; choices are sorted by length.
+    capped: dict[Choice, float] = {(): 1.0}
+    for choice in tree.choices:
+        capped[choice] = min(chance(choice), capped[choice[:-1]])
+    # Python's sort keeps equals in order: parents stay first.
+    ordered = sorted(tree.choices, key=capped.__getitem__, reverse=True)
     sizes = [size for power in range(1, 8) for size in (2**power, 3 * 2 ** (power - 1))]
-    return [Tree.of(ordered[: size - 1]) for size in sizes if size < tree.nodes]
+    return [tuple(ordered[: size - 1]) for size in sizes if size < tree.nodes]
 
 
 def named_tree(name: str, num_heads: int) -> Tree:

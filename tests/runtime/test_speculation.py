@@ -7,7 +7,7 @@ import random
 import pytest
 
 from medusa_quant.runtime.speculation import Speculation
-from medusa_quant.runtime.tree import Tree, named_tree, smaller_trees
+from medusa_quant.runtime.tree import Tree, named_tree, smaller_parts
 
 
 def _simulate(
@@ -64,7 +64,28 @@ def test_a_chance_is_learned_from_every_tree_that_holds_the_node() -> None:
 @pytest.mark.parametrize("name", ["default", "deep", "chain", "none"])
 def test_parts_of_a_tree_are_trees_of_growing_size(name: str) -> None:
     tree = named_tree(name, 4)
-    parts = smaller_trees(tree)
+    parts = [Tree.of(choices) for choices in smaller_parts(tree)]
     assert [part.nodes for part in parts] == sorted({part.nodes for part in parts})
     assert all(set(part.choices) < set(tree.choices) for part in parts)
     assert [t.nodes for t in Speculation("auto", tree, 4).trees][:1] == [1]
+
+
+def test_parts_hold_what_was_learned_and_stay_trees() -> None:
+    tree = named_tree("default", 4)
+    # A child that was counted likelier than its parent still comes after it.
+    chances = {(0,): 0.3, (1,): 0.2, (0, 0): 0.9}
+    parts = [set(Tree.of(part).choices) for part in smaller_parts(tree, lambda c: chances.get(c, 0.0))]
+    assert parts[:3] == [{(0,)}, {(0,), (0, 0)}, {(0,), (0, 0), (1,)}]
+    chances[0, 0] = 0.1
+    parts = [set(Tree.of(part).choices) for part in smaller_parts(tree, lambda c: chances.get(c, 0.0))]
+    assert parts[1] == {(0,), (1,)}
+
+
+def test_siblings_that_are_right_more_often_than_the_chain_are_drafted() -> None:
+    policy = Speculation.named("auto", "default", 4)
+    for _ in range(200):
+        largest = policy.trees[-1]
+        policy.learn(largest, ((), *largest.choices).index((1,)))
+        policy.choose(1)
+    three = next(tree for tree in policy.trees if tree.nodes == 3)
+    assert (1,) in three.choices
