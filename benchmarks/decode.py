@@ -33,8 +33,8 @@ def main() -> None:
     bandwidth = read_bandwidth(torch.device("cpu"))
     floor = size / bandwidth * 1e3
     print(
-        f"weights {size / 1e6:.1f} MB, read bandwidth {bandwidth / 1e9:.1f} GB/s, floor {floor:.2f} ms a pass, "
-        f"{torch.get_num_threads()} threads"
+        f"weights {size / 1e6:.1f} MB, read bandwidth {bandwidth / 1e9:.1f} GB/s, "
+        f"floor {floor:.2f} ms a pass, {torch.get_num_threads()} threads"
     )
     print("\n| rows | ms a pass | of which LM matrix | times the floor |\n|---:|---:|---:|---:|")
     cache = base.new_cache(1, 512)
