@@ -26,6 +26,7 @@ COMMANDS = {
     "tree": ("tree", "The draft tree that gains most with these heads, on this machine."),
     "compare": ("compare", "Speed, acceptance, size and quality of heads in several dtypes, side by side."),
     "generate": ("generate", "Write text with a base and draft heads: the base's own, faster."),
+    "serve": ("serve", "Serve a base with draft heads behind the OpenAI API."),
     "kernels": ("kernels", "Which kernels this machine has, what each shape would use, and why."),
     "bench-kernels": ("bench_kernels", "Time every kernel backend against its memory floor."),
 }

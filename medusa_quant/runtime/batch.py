@@ -66,7 +66,7 @@ class LlamaBatch:
                 expected=f"at least max_len {self.max_len} tokens",
                 found=self.cache_tokens,
             )
-        self.prefill_chunk, self.metrics = prefill_chunk, Metrics()
+        self.max_batch, self.prefill_chunk, self.metrics = max_batch, prefill_chunk, Metrics()
         # Trees are written behind a request's tokens before they are verified.
         room = max(tree.nodes for tree in self.speculation.trees)
         self._cache = base.new_cache(max_batch, self.max_len + room)
@@ -78,6 +78,11 @@ class LlamaBatch:
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values, all slots full."""
+        return self._cache.nbytes
 
     @property
     def waiting(self) -> int:

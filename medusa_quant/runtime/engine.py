@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -42,6 +43,7 @@ class _Job:
     text: Detokenizer
     on_text: Callable[[str], None] | None = None
     done: Callable[[Output], None] | None = None
+    failed: Callable[[BaseException], None] | None = None
     pieces: list[str] = field(default_factory=list)
 
 
@@ -86,7 +88,8 @@ class Engine:
         )
         self.batch = LlamaBatch(self.base, self.heads, speculation=policy, **batch)
         self._ids = count()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the batch; held during a step
+        self._waking = threading.Lock()  # of the decision that a worker ends or is needed
         self._jobs: dict[str, _Job] = {}
         self._worker: threading.Thread | None = None
 
@@ -138,31 +141,41 @@ class Engine:
         *,
         chat: bool = True,
         timeout: float | None = None,
-    ) -> AsyncIterator[str | Output]:
+    ) -> AsyncGenerator[str | Output, None]:
         """Pieces of text as they settle, then the `Output`. Leaving the loop early cancels the request.
 
         timeout: seconds after which it ends with what there is.
         """
         loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[str | Output] = asyncio.Queue()
+        queue: asyncio.Queue[str | Output | BaseException] = asyncio.Queue()
         job = self._job(prompt, params or SamplingParams(), chat)
         if timeout is not None:
             job.request.deadline = time.monotonic() + timeout
 
-        def put(piece: str | Output) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, piece)
+        def put(piece: str | Output | BaseException) -> None:
+            # The loop may have ended before the request did.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(queue.put_nowait, piece)
 
-        job.on_text = job.done = put
-        self._submit([job])
-        self._start_worker()
+        job.on_text = job.done = job.failed = put
         try:
+            # A step holds the lock: waiting for it here would hold up every other stream.
+            await loop.run_in_executor(None, self._submit, [job])
+            self._start_worker()
             while True:
                 piece = await queue.get()
+                if isinstance(piece, BaseException):
+                    raise RuntimeError("the engine has failed") from piece
                 yield piece
                 if isinstance(piece, Output):
                     return
         finally:
-            self.cancel(job.request)
+            if job.request.finish_reason is None:
+                loop.run_in_executor(None, self.cancel, job.request)
+
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raise InputError for a prompt that cannot run; see `LlamaBatch.check`."""
+        self.batch.check(Request("", prompt))
 
     def cancel(self, request: Request) -> None:
         """End a request; does nothing if it has ended."""
@@ -182,8 +195,10 @@ class Engine:
             for job in jobs:
                 self.batch.check(job.request)
             for job in jobs:
-                self._jobs[job.request.id] = job
-                self.batch.add(job.request)
+                # A stream may be left before its turn has come here.
+                if job.request.finish_reason is None:
+                    self._jobs[job.request.id] = job
+                    self.batch.add(job.request)
             self._collect([job.request for job in jobs])
 
     def _on_tokens(self, job: _Job, new: Sequence[int]) -> None:
@@ -216,17 +231,30 @@ class Engine:
                 job.done(output)
 
     def _start_worker(self) -> None:
-        with self._lock:
+        with self._waking:
             if self._worker is None or not self._worker.is_alive():
                 self._worker = threading.Thread(target=self._work, name="medusa-quant-engine", daemon=True)
                 self._worker.start()
 
     def _work(self) -> None:
-        while True:
+        try:
+            while self._more_work():
+                self._step()
+                # Lets a waiting `submit` or `cancel` have the lock: it is not a fair one.
+                time.sleep(0)
+        except BaseException as error:
+            # Streams would wait for ever for a thread that has died.
             with self._lock:
-                if not self.batch.has_work:
-                    self._worker = None
-                    return
-            self._step()
-            # Lets a waiting `submit` or `cancel` have the lock: it is not a fair one.
-            time.sleep(0)
+                jobs, self._jobs = list(self._jobs.values()), {}
+                for job in jobs:
+                    self.batch.cancel(job.request)
+            for job in jobs:
+                if job.failed:
+                    job.failed(error)
+            raise
+
+    def _more_work(self) -> bool:
+        with self._waking, self._lock:
+            if not self.batch.has_work:
+                self._worker = None
+            return self.batch.has_work

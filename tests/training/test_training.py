@@ -162,6 +162,10 @@ def test_qat_sees_what_conversion_writes(
     source = load_heads(save_heads(tmp_path / "heads", num_heads=2))
     heads = TrainableHeads(2, 1, _lm_rows(base_folder, vocabulary), True, scheme)
     heads.start_from(source, vocabulary)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            # Heads are saved as fp16; a rounded value next to a code's edge would get the next code.
+            parameter.copy_(parameter.half().float())
     save_trained(heads, tmp_path / "saved", _lm_rows(base_folder, vocabulary), vocabulary, {})
     options = ConvertOptions(dtype=dtype, group_size=group_size)
     convert(tmp_path / "saved", tmp_path / "out", options)
@@ -174,8 +178,7 @@ def test_qat_sees_what_conversion_writes(
         )
         lm_head = written.lm_head(head)
         assert lm_head is not None
-        # fp16 rounding of the saved values may move a code's scale by one part in a thousand.
-        torch.testing.assert_close(heads(states, head), x @ lm_head.dense().float().t(), rtol=0.02, atol=0.05)
+        torch.testing.assert_close(heads(states, head), x @ lm_head.dense().float().t(), rtol=1e-3, atol=1e-2)
     logits = heads(states, 0)
     logits.sum().backward()
     assert heads.weight.grad is not None

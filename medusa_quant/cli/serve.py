@@ -1,0 +1,90 @@
+"""`medusa-quant serve`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from .output import notes, size
+
+
+def serve(
+    base: Annotated[str, typer.Argument(help="Base model: a folder, a .gguf file, or a repo id.")],
+    heads: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Medusa heads: a checkpoint or a converted folder."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
+    served_model_name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="What clients call the model. [the base's file or folder name]"),
+    ] = None,
+    api_key: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(envvar="MEDUSA_QUANT_API_KEY", help="Asked for under /v1."),
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="Requests running together.")] = 8,
+    max_queue: Annotated[int, typer.Option(help="Requests waiting; beyond, 429.")] = 64,
+    max_len: Annotated[int, typer.Option(help="Longest prompt and answer together, in tokens.")] = 2048,
+    max_body: Annotated[int, typer.Option(help="Longest request body, in bytes; beyond, 413.")] = 1_000_000,
+    timeout: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Seconds a request may take; it ends with what there is."),
+    ] = None,
+    drain_seconds: Annotated[int, typer.Option(help="Longest wait for open requests at the end.")] = 30,
+    base_dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, int8 or int4.")] = "fp32",
+    base_activation: Annotated[
+        str, typer.Option(help="Activations before integer weights of the base: int8 or exact.")
+    ] = "int8",
+    heads_activation: Annotated[str, typer.Option(help="The same for the heads.")] = "int8",
+    speculation: Annotated[str, typer.Option(help="auto, tree, chain or off.")] = "auto",
+    tree: Annotated[str, typer.Option(help="none, chain, default, deep or a file.")] = "default",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+) -> None:
+    """Completions, chat, models, health and metrics, as OpenAI's and Prometheus' clients expect them.
+    SIGTERM stops listening and lets open requests end."""
+    from ..errors import InputError
+
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"serving needs {', '.join(missing)}", fix="pip install 'medusa-quant[serve]'")
+    for name, value, least in (
+        ("--max-queue", max_queue, 0),
+        ("--max-body", max_body, 1),
+        ("--drain-seconds", drain_seconds, 0),
+        ("--timeout", 1 if timeout is None else timeout, 0),
+    ):
+        if value < least:
+            raise InputError(f"bad {name}", expected=f"{least} or more", found=value)
+    from ..runtime.engine import Engine
+    from ..serving.app import Limits, Service, build_app
+    from ..serving.server import Server, bind
+
+    listener = bind(host, port)
+    engine = Engine(
+        base,
+        heads,
+        base_dtype=base_dtype,
+        base_activation=base_activation,
+        heads_activation=heads_activation,
+        device=device,
+        speculation=speculation,
+        tree=tree,
+        max_batch=max_batch,
+        max_len=max_len,
+    )
+    model = served_model_name or Path(base).name
+    service = Service(engine, model, Limits(max_queue, max_body, timeout))
+    address = listener.getsockname()
+    notes.print(
+        f"{model} at http://{host}:{address[1]}/v1, {engine.batch.max_len} tokens of context, "
+        f"{max_batch} slots with {size(engine.batch.cache_bytes)} of keys and values",
+        markup=False,
+    )
+    Server(build_app(service, api_key), service, drain_seconds).serve_on(listener)
