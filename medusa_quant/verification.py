@@ -63,13 +63,37 @@ def verify(
     return VerifyReport(folder, len(manifest.files), sum(e.bytes for e in manifest.files), failures, tensors)
 
 
+def verify_rank(workspace: Workspace, rank: int) -> list[str]:
+    """The failures among one rank's own files, as `verify` words them; no other rank's file is read."""
+    return _check_parts(workspace.folder, workspace.manifest, rank, None)
+
+
 def _check_files(
     folder: Path, manifest: Manifest, progress: Callable[[int, int, str], None] | None
 ) -> list[str]:
+    failures = _check_parts(folder, manifest, None, progress)
+    for name, expected in manifest.containers.items():
+        failures += _check_container(folder, name, expected, manifest)
+    for name in manifest.extra_files:
+        if not (folder / name).is_file():
+            failures.append(f"{folder / name}: missing file")
+    known = manifest.owned_files() | {MANIFEST}
+    failures += [
+        f"{file}: extra file, not in the manifest"
+        for file in sorted(folder.iterdir())
+        if file.name not in known and is_head_file(file.name)
+    ]
+    return failures
+
+
+def _check_parts(
+    folder: Path, manifest: Manifest, rank: int | None, progress: Callable[[int, int, str], None] | None
+) -> list[str]:
     failures = []
     raw = LAYOUTS[manifest.layout].container is None
-    total, done = sum(entry.bytes for entry in manifest.files), 0
-    for entry in manifest.files:
+    entries = [entry for entry in manifest.files if rank in (None, entry.rank)]
+    total, done = sum(entry.bytes for entry in entries), 0
+    for entry in entries:
         if progress is not None:
             progress(done, total, entry.name)
         done += entry.bytes
@@ -87,17 +111,6 @@ def _check_files(
             allowed = bool(manifest.options.get("allow_nonfinite")) and entry.part in ("weight", "bias")
             if not allowed:
                 failures.append(f"{folder / entry.file}: {entry.name}: holds NaN or Inf")
-    for name, expected in manifest.containers.items():
-        failures += _check_container(folder, name, expected, manifest)
-    for name in manifest.extra_files:
-        if not (folder / name).is_file():
-            failures.append(f"{folder / name}: missing file")
-    known = manifest.owned_files() | {MANIFEST}
-    failures += [
-        f"{file}: extra file, not in the manifest"
-        for file in sorted(folder.iterdir())
-        if file.name not in known and is_head_file(file.name)
-    ]
     return failures
 
 

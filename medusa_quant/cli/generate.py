@@ -59,19 +59,12 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """The text is the base's own: heads only draft. One prompt streams as it is written."""
-    from ..calibration.prompts import read_prompts
-    from ..errors import InputError
     from ..runtime.engine import Engine
+    from ..runtime.model import load_tokenizer
+    from ..runtime.parallel import follow, load_pair
+    from ..runtime.ranks import joined
     from ..runtime.request import SamplingParams
 
-    given: list[Any] = list(prompt or [])
-    if prompts is not None:
-        given += [
-            [{"role": role, "content": content} for role, content in read.messages]
-            for read in read_prompts(prompts)
-        ]
-    if not given:
-        raise InputError("no prompt", fix="pass --prompt TEXT or --prompts FILE")
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -81,25 +74,36 @@ def generate(
         acceptance=acceptance,
         stop=tuple(stop or ()),
     )
-    engine = Engine(
-        base,
-        heads,
-        base_dtype=base_dtype,
-        base_activation=base_activation,
-        heads_activation=heads_activation,
-        device=device,
-        speculation=speculation,
-        tree=tree,
-        max_batch=batch,
-        max_len=max_len,
-    )
-    tokens = [_encode(engine, text, chat) for text in given]
-    started = time.perf_counter()
-    streaming = len(given) == 1 and not as_json
-    outputs = engine.generate(
-        tokens, params, on_text=(lambda _, text: typer.echo(text, nl=False)) if streaming else None
-    )
-    seconds = time.perf_counter() - started
+    with joined(device) as ranks:
+        with ranks.agreed():
+            given = _prompts(prompt, prompts) if ranks.leads else []
+        model, draft = load_pair(
+            base,
+            heads,
+            base_dtype=base_dtype,
+            base_activation=base_activation,
+            heads_activation=heads_activation,
+            device=device,
+            ranks=ranks,
+        )
+        if not ranks.leads:
+            return follow(model, draft, ranks)
+        engine = Engine(
+            model,
+            draft,
+            tokenizer=load_tokenizer(base),
+            speculation=speculation,
+            tree=tree,
+            max_batch=batch,
+            max_len=max_len,
+        )
+        tokens = [_encode(engine, text, chat) for text in given]
+        started = time.perf_counter()
+        streaming = len(given) == 1 and not as_json
+        outputs = engine.generate(
+            tokens, params, on_text=(lambda _, text: typer.echo(text, nl=False)) if streaming else None
+        )
+        seconds = time.perf_counter() - started
     if engine.heads is not None and engine.heads.nan_heads:
         named = ", ".join(map(str, sorted(engine.heads.nan_heads)))
         print_warnings([f"heads {named} give NaN: their drafts are worthless"])
@@ -114,6 +118,21 @@ def generate(
             typer.echo(f"[{number}] {output.text}\n")
     if stats:
         print_table("", ("", ""), _rows(summary))
+
+
+def _prompts(typed: list[str] | None, file: str | None) -> list[Any]:
+    from ..calibration.prompts import read_prompts
+    from ..errors import InputError
+
+    given: list[Any] = list(typed or [])
+    if file is not None:
+        given += [
+            [{"role": role, "content": content} for role, content in read.messages]
+            for read in read_prompts(file)
+        ]
+    if not given:
+        raise InputError("no prompt", fix="pass --prompt TEXT or --prompts FILE")
+    return given
 
 
 def _encode(engine: Engine, prompt: Any, chat: bool) -> list[int]:

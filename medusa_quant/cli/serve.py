@@ -63,28 +63,43 @@ def serve(
         if value < least:
             raise InputError(f"bad {name}", expected=f"{least} or more", found=value)
     from ..runtime.engine import Engine
+    from ..runtime.model import load_tokenizer
+    from ..runtime.parallel import follow, load_pair
+    from ..runtime.ranks import joined
     from ..serving.app import Limits, Service, build_app
     from ..serving.server import Server, bind
 
-    listener = bind(host, port)
-    engine = Engine(
-        base,
-        heads,
-        base_dtype=base_dtype,
-        base_activation=base_activation,
-        heads_activation=heads_activation,
-        device=device,
-        speculation=speculation,
-        tree=tree,
-        max_batch=max_batch,
-        max_len=max_len,
-    )
-    model = served_model_name or Path(base).name
-    service = Service(engine, model, Limits(max_queue, max_body, timeout))
-    address = listener.getsockname()
-    notes.print(
-        f"{model} at http://{host}:{address[1]}/v1, {engine.batch.max_len} tokens of context, "
-        f"{max_batch} slots with {size(engine.batch.cache_bytes)} of keys and values",
-        markup=False,
-    )
-    Server(build_app(service, api_key), service, drain_seconds).serve_on(listener)
+    with joined(device) as ranks:
+        with ranks.agreed():
+            listener = bind(host, port) if ranks.leads else None
+        model, draft = load_pair(
+            base,
+            heads,
+            base_dtype=base_dtype,
+            base_activation=base_activation,
+            heads_activation=heads_activation,
+            device=device,
+            ranks=ranks,
+        )
+        if listener is None:
+            return follow(model, draft, ranks)
+        engine = Engine(
+            model,
+            draft,
+            tokenizer=load_tokenizer(base),
+            speculation=speculation,
+            tree=tree,
+            max_batch=max_batch,
+            max_len=max_len,
+        )
+        name = served_model_name or Path(base).name
+        service = Service(engine, name, Limits(max_queue, max_body, timeout))
+        notes.print(
+            f"{name} at http://{host}:{listener.getsockname()[1]}/v1, {engine.batch.max_len} tokens of "
+            f"context, {max_batch} slots with {size(engine.batch.cache_bytes)} of keys and values",
+            markup=False,
+        )
+        try:
+            Server(build_app(service, api_key), service, drain_seconds).serve_on(listener)
+        finally:
+            engine.close()

@@ -226,7 +226,7 @@ class LlamaBatch:
             return
         path = tree.paths[node, : length + 1].tolist()
         if tree.nodes > 1:
-            self._cache.compact(running.slot, running.cached, path)
+            self.base.compact(self._cache, running.slot, running.cached, path)
             self.metrics.record_draft(tree.nodes, tree.depth, length)
             self.speculation.learn(tree, node)
             request.steps, request.accepted = request.steps + 1, request.accepted + length

@@ -177,6 +177,17 @@ class Engine:
         """Raise InputError for a prompt that cannot run; see `LlamaBatch.check`."""
         self.batch.check(Request("", prompt))
 
+    def close(self) -> None:
+        """End every request and the worker's thread; what is streamed ends as cancelled."""
+        with self._lock:
+            requests = [job.request for job in self._jobs.values()]
+            for request in requests:
+                self.batch.cancel(request)
+            self._collect(requests)
+        worker = self._worker
+        if worker is not None:
+            worker.join()
+
     def cancel(self, request: Request) -> None:
         """End a request; does nothing if it has ended."""
         with self._lock:

@@ -10,22 +10,29 @@ from torch import Tensor
 
 from ..checkpoints import MedusaHeads
 from ..errors import InputError
-from ..kernels import ops
 from ..quantization import QuantizedWeight
 from .model import LlamaModel
 from .model.linear import Linear
+from .model.lm_head import VOCAB, LMHead
 
 
 class DraftHeads:
     """The heads of one checkpoint, packed for a base.
 
+    lm_head_split: with several ranks, how the shards `heads` holds were cut (vocab or hidden).
     activation: "int8" quantizes the hidden states per row for integer weights (heads only draft), "exact"
     keeps them. num_heads, nbytes: what one step reads (a shared LM matrix counted once).
     nan_heads: heads that have given NaN; their guesses are worthless, the text stays right.
     """
 
-    def __init__(self, heads: MedusaHeads, base: LlamaModel, activation: str = "int8") -> None:
-        config = base.config
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        base: LlamaModel,
+        activation: str = "int8",
+        lm_head_split: str = VOCAB,
+    ) -> None:
+        config, ranks = base.config, base.split.ranks
         if heads.hidden_size != config.hidden_size:
             raise InputError(
                 "these heads are for another base",
@@ -43,16 +50,20 @@ class DraftHeads:
             )
         self.num_heads, self.num_layers = heads.num_heads, heads.num_layers
         self.activation, self.nan_heads = activation, set[int]()
-        self._base = base
+        self._base, self._ranks = base, ranks
         self._token_map = None if token_map is None else token_map.dense().long().to(base.device)
         self._blocks = [self._resblocks(heads, layer) for layer in range(heads.num_layers)]
-        self._lm_heads: list[Linear] | None = None
+        self.vocab_size = config.vocab_size if token_map is None else token_map.shape[0]
+        self._lm_heads: list[LMHead] | None = None
         if not heads.shared_lm_head:
             lm_heads = [heads.lm_head(head) for head in range(heads.num_heads)]
-            self._lm_heads = [self._linear(t.load(), None) for t in lm_heads if t is not None]
-        linears = [linear for block in self._blocks for linear in block] + (self._lm_heads or [base.lm_head])
-        self.nbytes = sum(linear.nbytes for linear in linears)
-        self.vocab_size = config.vocab_size if token_map is None else token_map.shape[0]
+            self._lm_heads = [
+                LMHead(self._linear(tensor.load(), None), self.vocab_size, lm_head_split, ranks)
+                for tensor in lm_heads
+                if tensor is not None
+            ]
+        self.nbytes = sum(linear.nbytes for block in self._blocks for linear in block)
+        self.nbytes += sum(lm_head.nbytes for lm_head in self._lm_heads or [base.lm_head])
 
     def _linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
         return Linear(weight, bias, self._base.activation_dtype, self.activation, self._base.device)
@@ -76,24 +87,28 @@ class DraftHeads:
         depth = self.num_heads if depth is None else depth
         if rows == 0:
             return torch.empty((0, depth, k), dtype=torch.int64, device=hidden.device)
+        ranks = self._ranks
+        ranks.tell("guess", hidden, k, depth)
+        # A rank computes its share of every head's outputs.
+        mine = ranks.mine(size)
         states = hidden.repeat(1, self.num_heads)
         for block in self._blocks:
             if len(block) == 1 and self.num_heads > 1:
-                states = block[0](hidden, states, activation="silu")
+                own = hidden[:, mine].repeat(1, self.num_heads)
+                states = ranks.gather(block[0](hidden, own, activation="silu"), self.num_heads)
                 continue
             parts = [
-                linear(part, part, activation="silu")
+                linear(part, part[:, mine], activation="silu")
                 for linear, part in zip(block, states.split(size, 1), strict=True)
             ]
-            states = torch.cat(parts, 1)
+            states = ranks.gather(torch.cat(parts, 1), self.num_heads)
         states = states[:, : depth * size].contiguous()
         if self._lm_heads is None:
-            logits = self._base.lm_head(states.view(rows * depth, size))
-            values, tokens = ops.top_k(logits, k)
+            values, tokens = self._base.lm_head.top_k(states.view(rows * depth, size), k)
             values, tokens = values.view(rows, -1, k), tokens.view(rows, -1, k)
         else:
             tops = [
-                ops.top_k(lm_head(part), k)
+                lm_head.top_k(part, k)
                 for lm_head, part in zip(self._lm_heads[:depth], states.split(size, 1), strict=True)
             ]
             values = torch.stack([top[0] for top in tops], 1)

@@ -28,7 +28,7 @@ class KVCache:
     """Keys (after rope) and values of all layers: two tensors [layers, slots, kv_heads, max_len, head_dim].
 
     `k` and `v` list the layers' views [slots, kv_heads, max_len, head_dim]. Rows never written take no
-    memory until touched.
+    memory until touched. number: which of its model's caches this is, alike on every rank.
     """
 
     def __init__(
@@ -40,12 +40,13 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        number: int = 0,
     ) -> None:
         shape = (layers, slots, kv_heads, max_len, head_dim)
         self._k = torch.zeros(shape, dtype=dtype, device=device)
         self._v = torch.zeros(shape, dtype=dtype, device=device)
         self.k, self.v = list(self._k.unbind(0)), list(self._v.unbind(0))
-        self.slots, self.max_len = slots, max_len
+        self.slots, self.max_len, self.number = slots, max_len, number
 
     @property
     def nbytes(self) -> int:

@@ -12,13 +12,18 @@ import torch
 from torch import Tensor
 
 from ...checkpoints.gguf_file import find_gguf
+from ...checkpoints.heads import LM_HEAD
 from ...checkpoints.source import locate, read_json
 from ...errors import InputError
 from ...quantization import QuantizedWeight, Scheme, parse_dtype, quantize_weight
+from ...workspace.sharding import shard_dense, shard_of
+from ..ranks import ALONE, Ranks
 from .config import ModelConfig, config_from_json
 from .gguf import open_gguf
 from .linear import Linear
 from .llama import Layer, LlamaModel
+from .lm_head import VOCAB, LMHead
+from .split import Split
 from .weights import Weights, weights_from_folder
 
 _TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -31,6 +36,7 @@ def load_base(
     activation: str = "int8",
     device: str | torch.device = "cpu",
     group_size: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> LlamaModel:
     """Load a base model: a Hugging Face folder or repo id, a GGUF file, or a folder holding one.
 
@@ -38,6 +44,7 @@ def load_base(
         per output channel, int4 in groups of `group_size`, default 32). Embedding rows stay 16-bit.
     activation: for integer weights, `int8` quantizes each row of activations too (fast on the CPU),
         `exact` keeps them in fp32.
+    ranks: load this rank's share only, see `Split`.
     Raises InputError for anything missing, unsupported or of the wrong shape.
     """
     name = parse_dtype(dtype)
@@ -46,7 +53,7 @@ def load_base(
     config, weights = open_base(source)
     for warning in config.warnings:
         warnings.warn(f"{weights.path}: {warning}", stacklevel=2)
-    return _Builder(config, weights, name, torch.device(device), group_size, activation).build()
+    return _Builder(config, weights, name, torch.device(device), group_size, activation, ranks).build()
 
 
 def open_base(source: str | Path) -> tuple[ModelConfig, Weights]:
@@ -103,9 +110,10 @@ class _Builder:
         device: torch.device,
         group_size: int | None,
         activation: str,
+        ranks: Ranks,
     ) -> None:
         self.config, self.weights, self.dtype, self.device = config, weights, dtype, device
-        self.activation = activation
+        self.activation, self.split = activation, Split.of(config, ranks)
         self.scheme = None
         if dtype not in _TORCH_DTYPES:
             size = 32 if dtype == "int4" and group_size is None else group_size
@@ -131,7 +139,10 @@ class _Builder:
                 )
         else:
             head = take("lm_head.weight", (config.vocab_size, config.hidden_size))
-        lm_head = self._linear([head], [None], "lm_head")
+        shard = shard_of(LM_HEAD, head.shape, self.split.ranks.rank, self.split.ranks.tp, VOCAB)
+        matrix = head if self.split.ranks.tp == 1 else shard_dense(head, shard).t()
+        linear = self._linear([matrix], [None], "lm_head")
+        lm_head = LMHead(linear, config.vocab_size, VOCAB, self.split.ranks)
         self.weights.check_all_used()
         return LlamaModel(
             config,
@@ -142,6 +153,7 @@ class _Builder:
             self.dtype,
             self.compute,
             self.device,
+            self.split,
         )
 
     def _embedding(self, table: Tensor) -> Tensor:
@@ -164,24 +176,32 @@ class _Builder:
                 {f"{attention}.q_proj": q, f"{attention}.k_proj": kv, f"{attention}.v_proj": kv},
                 hidden,
                 config.attention_bias,
+                divided=self.split.attention,
             ),
             q_norm=self._norm(f"{attention}.q_norm.weight", config.head_dim) if config.qk_norm else None,
             k_norm=self._norm(f"{attention}.k_norm.weight", config.head_dim) if config.qk_norm else None,
-            o=self._fused({f"{attention}.o_proj": hidden}, q),
+            o=self._fused({f"{attention}.o_proj": hidden}, q, divided=self.split.attention),
             post_norm=self._norm(f"{prefix}.post_attention_layernorm.weight", hidden),
-            gate_up=self._fused({f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden),
-            down=self._fused({f"{mlp}.down_proj": hidden}, inner),
+            gate_up=self._fused(
+                {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden, divided=self.split.mlp
+            ),
+            down=self._fused({f"{mlp}.down_proj": hidden}, inner, divided=self.split.mlp),
         )
 
     def _norm(self, key: str, size: int) -> Tensor:
         return self.weights.take(key, (size,)).to(self.device, self.compute)
 
-    def _fused(self, parts: dict[str, int], inputs: int, needs_bias: bool = False) -> Linear:
+    def _fused(
+        self, parts: dict[str, int], inputs: int, needs_bias: bool = False, *, divided: bool
+    ) -> Linear:
         """One linear layer from matrices that share their input; biases where their tensors exist."""
         matrices = [self.weights.take(f"{key}.weight", (size, inputs)) for key, size in parts.items()]
         take_bias = self.weights.take if needs_bias else self.weights.take_optional
         biases = [take_bias(f"{key}.bias", (size,)) for key, size in parts.items()]
-        return self._linear(matrices, biases, next(iter(parts)))
+        # Quantization looks at one output at a time, so the share has the codes of the whole.
+        own = [self.split.rows(matrix, divided) for matrix in matrices]
+        own_biases = [None if bias is None else self.split.rows(bias, divided) for bias in biases]
+        return self._linear(own, own_biases, next(iter(parts)))
 
     def _linear(self, matrices: list[Tensor], biases: list[Tensor | None], key: str) -> Linear:
         bias = None
