@@ -106,7 +106,9 @@ def _check_parts(
             failures.append(str(error))
             continue
         if _sha256(tensor) != entry.sha256:
-            failures.append(f"{folder / entry.file}: {entry.name}: checksum differs from the manifest's")
+            failures.append(
+                f"{folder / entry.file}: {entry.name}: checksum differs from the manifest's; convert again"
+            )
         elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             allowed = bool(manifest.options.get("allow_nonfinite")) and entry.part in ("weight", "bias")
             if not allowed:

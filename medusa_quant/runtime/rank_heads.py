@@ -33,7 +33,7 @@ def heads_of_rank(source: str | Path, ranks: Ranks) -> tuple[MedusaHeads, str]:
     if stored == ranks.tp:
         failures = verify_rank(workspace, ranks.rank)
         if failures:
-            raise InputError(f"rank {ranks.rank}: {failures[0]}", fix="convert the heads again")
+            raise InputError(f"rank {ranks.rank}: {failures[0]}")
         return load_heads(source, tp_rank=ranks.rank), split
     if ranks.leads:
         warnings.warn(

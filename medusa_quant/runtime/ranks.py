@@ -68,6 +68,10 @@ class Ranks:
         if self.tp > 1 and self.leads:
             self._broadcast((name, arguments))
 
+    def end(self) -> None:
+        """Rank 0: no more calls for now; `hear` gives the others None. The others: nothing."""
+        self.tell(_END)
+
     def hear(self) -> tuple[str, tuple[Any, ...]] | None:
         """The next call that rank 0 tells of, None at the end."""
         heard: tuple[str, tuple[Any, ...]] = self._broadcast(None)
@@ -128,7 +132,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
         yield ranks
     finally:
         with suppress(RankLostError):
-            ranks.tell(_END)
+            ranks.end()
         torch.distributed.destroy_process_group()
 
 

@@ -21,12 +21,13 @@ def save_heads(
 ) -> Path:
     """Format A (random LM matrices, or the given one in every head); scale 0 and nan are allowed."""
     generator = torch.Generator().manual_seed(11)
+    hidden = HIDDEN if lm_head is None else lm_head.shape[1]
     tensors = {}
     for head in range(num_heads):
         for layer in range(num_layers):
-            shape = (HIDDEN, HIDDEN)
+            shape = (hidden, hidden)
             tensors[f"{head}.{layer}.linear.weight"] = torch.randn(shape, generator=generator) * scale
-            tensors[f"{head}.{layer}.linear.bias"] = torch.randn(HIDDEN, generator=generator) * scale
+            tensors[f"{head}.{layer}.linear.bias"] = torch.randn(hidden, generator=generator) * scale
         matrix = torch.randn(VOCAB, HIDDEN, generator=generator) if lm_head is None else lm_head
         tensors[f"{head}.{num_layers}.weight"] = matrix.clone().float()
     folder.mkdir(parents=True, exist_ok=True)
