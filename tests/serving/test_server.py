@@ -272,6 +272,7 @@ def test_a_reader_that_is_slow_holds_up_nobody(url: str, client: openai.OpenAI) 
 def test_a_failed_engine_is_an_error_not_a_hang(base: Path) -> None:
     import asyncio
 
+    before = {thread.ident for thread in threading.enumerate()}
     engine = Engine(base, max_batch=1, max_len=CONTEXT)
 
     def broken() -> Any:
@@ -285,6 +286,9 @@ def test_a_failed_engine_is_an_error_not_a_hang(base: Path) -> None:
 
     with pytest.raises(RuntimeError, match="the engine has failed"):
         asyncio.run(asyncio.wait_for(read(), 10))
+    for thread in threading.enumerate():
+        if thread.name == "medusa-quant-engine" and thread.ident not in before:
+            thread.join(10)  # its traceback belongs to this test, not to the next
 
 
 @pytest.mark.parametrize(
