@@ -176,7 +176,12 @@ def test_converting_a_folder_onto_itself(converted: tuple[Path, Path, dict[str, 
 def test_a_signal_removes_what_was_begun(sent: int, tmp_path: Path) -> None:
     source = save(tmp_path / "s", heads_a(4, hidden=512, vocab=8192))
     command = [sys.executable, "-m", "medusa_quant", "convert", source, "--dtype", "int4", "--method", "mse"]
-    process = subprocess.Popen([*map(str, command), "--out", str(tmp_path / "out")], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*map(str, command), "--out", str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        # Where the tests themselves run in the background SIGINT is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         begun = list((tmp_path / "out").rglob("*.qweight")) if (tmp_path / "out").exists() else []
