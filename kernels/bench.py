@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..quantization import QuantizedWeight, Scheme, quantize_weight
 from . import dispatch
 from .backend import Backend, Problem, Weight
-from .timing import copies_for, median_time
+from .timing import copies_for, median_time, read_bandwidth
 
 # Model -> (K, N) of its per-head LM matrix and its ResBlock.
 SHAPES = {
@@ -35,8 +35,8 @@ _INT8_TOLERANCE = 2e-2
 class Result:
     """One measurement. milliseconds: median, or None where the check failed (see note).
 
-    floor: milliseconds to read the weight once at the measured bandwidth. ratio: to that floor.
-    error: relative to fp64.
+    bandwidth: GB/s read, measured just before. floor: milliseconds to read the weight once at it. ratio: to
+    that floor. error: relative to fp64.
     """
 
     K: int
@@ -45,6 +45,7 @@ class Result:
     weight_dtype: str
     backend: str
     activation: str
+    bandwidth: float
     error: float
     milliseconds: float | None
     floor: float
@@ -71,7 +72,6 @@ def bench_shape(
     weight_dtypes: Sequence[str],
     activation_dtype: torch.dtype,
     device: torch.device,
-    bandwidth: float,
 ) -> Iterator[Result]:
     """Measurements of one (K, N): each weight dtype on every backend that takes it, and dense baselines."""
     features, outputs = shape
@@ -79,7 +79,7 @@ def bench_shape(
     source = torch.randn(outputs, features) / features**0.5
     for dtype in weight_dtypes:
         for weight, entry, make in _entries(source, dtype, activation_dtype, device):
-            yield from _bench_entry(weight, entry, make, rows, activation_dtype, device, bandwidth)
+            yield from _bench_entry(weight, entry, make, rows, activation_dtype, device)
     for dtype in ("bf16", "fp16", "fp32"):
         if dtype not in weight_dtypes:
             dense = source.to(DTYPES[dtype])
@@ -91,7 +91,6 @@ def bench_shape(
                 rows,
                 DTYPES[dtype],
                 device,
-                bandwidth,
             )
 
 
@@ -161,7 +160,6 @@ def _bench_entry(
     rows: Sequence[int],
     activation_dtype: torch.dtype,
     device: torch.device,
-    bandwidth: float,
 ) -> Iterator[Result]:
     runs = [make()]
     nbytes = runs[0][1]
@@ -169,6 +167,8 @@ def _bench_entry(
     features, outputs = (
         weight.shape if isinstance(weight, QuantizedWeight) else (weight.shape[1], weight.shape[0])
     )
+    # Measured beside each weight: on shared machines bandwidth changes within minutes.
+    bandwidth = read_bandwidth(device)
     floor = nbytes / bandwidth * 1e3
     columns = torch.linspace(0, outputs - 1, min(_CHECKED_COLUMNS, outputs)).long()
     truth = _columns(weight, columns)
@@ -178,7 +178,16 @@ def _bench_entry(
         got = runs[0][0](x)[:, columns.to(device)].double()
         error = float((got - expected).norm() / expected.norm()) if count else 0.0
         limit = _INT8_TOLERANCE if entry.activation == "int8" else _TOLERANCE[activation_dtype]
-        common = (features, outputs, count, entry.weight_dtype, entry.backend, entry.activation, error)
+        common = (
+            features,
+            outputs,
+            count,
+            entry.weight_dtype,
+            entry.backend,
+            entry.activation,
+            bandwidth / 1e9,
+            error,
+        )
         if not error <= limit:
             yield Result(*common, None, floor, None, f"error above {limit:g}: not timed")
             continue

@@ -13,7 +13,8 @@ from .library import library
 # Rows per pass whose multiplications (one digit an activation) take as long as reading the weight, as
 # measured on 2 cores at K 576 N 49152 and K 4096 N 32000.
 _BOUND_ROWS = {
-    "avx512": {"int4": 6.0, "int8": 6.0, "fp32": 1.5, "fp16": 1.5, "bf16": 1.5},
+    "avx512_bf16": {"int4": 5.0, "int8": 8.0, "fp32": 11.0, "fp16": 6.0, "bf16": 11.0},
+    "avx512": {"int4": 5.0, "int8": 8.0, "fp32": 11.0, "fp16": 6.0, "bf16": 6.0},
     "avx2": {"int4": 1.6, "int8": 2.3, "fp32": 8.0, "fp16": 4.0, "bf16": 4.0},
     "portable": {"int4": 0.25, "int8": 0.25, "fp32": 0.25, "fp16": 0.25, "bf16": 0.25},
 }

@@ -20,6 +20,7 @@ from .packing import (
     unpack_columns,
     unpack_dense,
 )
+from .pages import on_huge_pages
 
 
 class CpuWeight(PreparedWeight):
@@ -40,7 +41,7 @@ class CpuWeight(PreparedWeight):
             self._pack_integer(weight)
         else:
             self.out_features, self.in_features = weight.shape
-            self._packed = pack_dense(weight)
+            self._packed = on_huge_pages(pack_dense(weight))
             self.nbytes = weight.nbytes
             self._struct.kind, self._struct.dtype = DENSE, DTYPE_CODES[weight.dtype]
         self._struct.codes = self._packed.data_ptr()
@@ -53,7 +54,7 @@ class CpuWeight(PreparedWeight):
         self.nbytes = weight.nbytes
         self._cut = segments_of(weight)
         self._g_idx = weight.g_idx
-        self._packed = pack_codes(weight.codes(), self._cut.feature, weight.bits)
+        self._packed = on_huge_pages(pack_codes(weight.codes(), self._cut.feature, weight.bits))
         scales = weight.scales if weight.scales.dtype == torch.float16 else weight.scales.float()
         self._scales = pack_columns(scales)
         self._zeros = None if weight.zeros is None else pack_columns(weight.zeros)

@@ -10,12 +10,12 @@ from pathlib import Path
 from ...errors import InputError
 
 ISA_VARIABLE = "MEDUSA_QUANT_ISA"
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c", "-mavx2"]
+_AVX512_CPU = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c", "avx2"})
 # Best first: name -> (compiler flags, CPU flags that must all be present, as /proc/cpuinfo spells them).
 ISAS: dict[str, tuple[list[str], frozenset[str]]] = {
-    "avx512": (
-        ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c", "-mavx2"],
-        frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c", "avx2"}),
-    ),
+    "avx512_bf16": ([*_AVX512, "-mavx512bf16"], _AVX512_CPU | {"avx512_bf16"}),
+    "avx512": (_AVX512, _AVX512_CPU),
     "avx2": (["-mavx2", "-mfma", "-mf16c"], frozenset({"avx2", "fma", "f16c"})),
     "portable": ([], frozenset()),
 }

@@ -39,11 +39,16 @@ struct Activations {
     float* scales;   // [rows][num_segments]
 };
 
+// Whether activations stay pairs of bf16: both sides are bf16, and the CPU multiplies such pairs.
+bool in_pairs(const Job& job) {
+    return HAS_PAIRS && job.weight->kind == DENSE && job.weight->dtype == BF16 && job.x_dtype == BF16;
+}
+
 bool same_activations(const Job& a, const Job& b) {
     return a.x == b.x && a.rows == b.rows && a.x_stride == b.x_stride && a.x_dtype == b.x_dtype &&
            a.planes == b.planes && a.weight->layout == b.weight->layout &&
            a.weight->in_features == b.weight->in_features &&
-           (a.weight->kind == DENSE) == (b.weight->kind == DENSE);
+           (a.weight->kind == DENSE) == (b.weight->kind == DENSE) && in_pairs(a) == in_pairs(b);
 }
 
 int64_t padded_features(const Weight& w) {
@@ -55,7 +60,7 @@ void make_tiles(Activations& a) {
     const Weight& w = *a.job->weight;
     const int64_t planes = w.kind == DENSE ? 1 : a.job->planes;
     const int64_t rows = a.job->rows, features = padded_features(w);
-    const int64_t item = w.kind == DENSE ? 4 : planes;
+    const int64_t item = w.kind != DENSE ? planes : in_pairs(*a.job) ? 2 : 4;
     const int64_t count = ceil_div(rows, max_tile_rows(int32_t(planes)));
     int64_t row = 0;
     for (int64_t t = 0; t < count; ++t) {
@@ -75,6 +80,12 @@ void pack_row(const Activations& a, const Tile& tile, int64_t row, float* scratc
     for (; i + LANES <= w.in_features; i += LANES) store(x + i, load_as(job.x, start + i, job.x_dtype));
     for (; i < w.in_features; ++i) x[i] = load_one(job.x, start + i, job.x_dtype);
     for (; i < features; ++i) x[i] = 0.0f;
+    if (in_pairs(job)) {
+        // Both halves' low bits are zero: the values came from bf16.
+        uint32_t* out = (uint32_t*)(a.packed + tile.x) + row;
+        for (i = 0; i < features; i += 2) out[i / 2 * tile.rows] = as_bits(x[i]) >> 16 | as_bits(x[i + 1]);
+        return;
+    }
     if (w.kind == DENSE) {
         float* out = (float*)(a.packed + tile.x) + row;
         for (i = 0; i < features; ++i) out[i * tile.rows] = x[i];
@@ -94,8 +105,10 @@ void panel_dense(const Job& job, const Activations& a, int64_t panel, float* acc
     // Only bf16 is padded to an even number of features.
     const int64_t stored = w.dtype == BF16 ? features : w.in_features;
     const uint8_t* codes = w.codes + panel * stored * PANEL * element;
+    const bool pairs = in_pairs(job);
     for (const Tile& tile : a.tiles) {
-        find_micro_dense(w.dtype, tile.rows)(codes, stored, (const float*)(a.packed + tile.x), acc);
+        const MicroDense micro = pairs ? find_micro_pairs(tile.rows) : find_micro_dense(w.dtype, tile.rows);
+        micro(codes, stored, (const float*)(a.packed + tile.x), acc);
         for (int64_t r = 0; r < tile.rows; ++r) finish_row(job, tile.row + r, panel * PANEL, acc + r * PANEL);
     }
 }

@@ -8,13 +8,9 @@ template <int BITS, int P, int ROWS>
 static inline void segment_sums(
     const uint8_t* codes, int64_t steps, const int8_t* digits, const int32_t* sums, const vi* offset, vi (*out)[2]) {
     constexpr int R = ROWS * P;
-    constexpr int CHAINS = R <= 2 ? 2 : 1;  // few rows: more independent sums, to cover a dot's latency
-    vi sum[CHAINS][R][2];
+    vi sum[R][2];
     for (int r = 0; r < R; ++r)
-        for (int c = 0; c < 2; ++c) {
-            sum[0][r][c] = -(offset[c] * sums[r]);
-            if (CHAINS == 2) sum[CHAINS - 1][r][c] = vi{};
-        }
+        for (int c = 0; c < 2; ++c) sum[r][c] = -(offset[c] * sums[r]);
     const int32_t* x = (const int32_t*)digits;
     for (int64_t step = 0; step < steps; ++step) {
         constexpr int BYTES = BITS == 4 ? 128 : 256;
@@ -32,16 +28,13 @@ static inline void segment_sums(
             }
 #pragma GCC unroll 12
             for (int r = 0; r < R; ++r)
-                for (int c = 0; c < 2; ++c) {
-                    vi& target = sum[half & (CHAINS - 1)][r][c];
-                    target = dot4(target, w[c], x[r]);
-                }
+                for (int c = 0; c < 2; ++c) sum[r][c] = dot4(sum[r][c], w[c], x[r]);
             x += R;
         }
         codes += BYTES;
     }
     for (int r = 0; r < R; ++r)
-        for (int c = 0; c < 2; ++c) out[r][c] = CHAINS == 2 ? sum[0][r][c] + sum[CHAINS - 1][r][c] : sum[0][r][c];
+        for (int c = 0; c < 2; ++c) out[r][c] = sum[r][c];
 }
 
 template <int DTYPE, int ROWS>

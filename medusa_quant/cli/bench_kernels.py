@@ -30,7 +30,6 @@ def bench_kernels(
     import torch
 
     from ..kernels import bench
-    from ..kernels.timing import read_bandwidth
 
     try:
         rows = [int(part) for part in m.split(",")]
@@ -53,20 +52,16 @@ def bench_kernels(
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if where.type == "cuda" and not torch.cuda.is_available():
         raise InputError("no CUDA or ROCm device on this machine", fix="use --device cpu")
-    bandwidth = read_bandwidth(where)
     results: list[Result] = []
     for pair in shapes:
-        for result in bench.bench_shape(pair, rows, dtypes, bench.DTYPES[activation_dtype], where, bandwidth):
+        for result in bench.bench_shape(pair, rows, dtypes, bench.DTYPES[activation_dtype], where):
             results.append(result)
             if not as_json:
-                _print_result(
-                    result, first=len(results) == 1, bandwidth=bandwidth, activation=activation_dtype
-                )
+                _print_result(result, first=len(results) == 1, activation=activation_dtype)
     if as_json:
         report = {
             "device": str(where),
             "threads": torch.get_num_threads(),
-            "bandwidth_gb_s": bandwidth / 1e9,
             "activation_dtype": activation_dtype,
             "results": [result.as_dict() for result in results],
         }
@@ -75,12 +70,12 @@ def bench_kernels(
         _plot(results, plot)
 
 
-def _print_result(result: Result, first: bool, bandwidth: float, activation: str) -> None:
+def _print_result(result: Result, first: bool, activation: str) -> None:
     if first:
-        typer.echo(f"read bandwidth {bandwidth / 1e9:.1f} GB/s, activations {activation}")
+        typer.echo(f"activations {activation}; floor: the weight's bytes at the bandwidth read just before")
         typer.echo(
             f"{'K x N':>13} {'weight':>6} {'backend':>12} {'x':>13} "
-            f"{'M':>4} {'error':>8} {'ms':>9} {'floor':>7} {'ratio':>6}"
+            f"{'M':>4} {'GB/s':>5} {'error':>8} {'ms':>9} {'floor':>7} {'ratio':>6}"
         )
     timing = (
         result.note
@@ -89,7 +84,7 @@ def _print_result(result: Result, first: bool, bandwidth: float, activation: str
     )
     typer.echo(
         f"{f'{result.K}x{result.N}':>13} {result.weight_dtype:>6} {result.backend:>12} "
-        f"{result.activation:>13} {result.M:>4} {result.error:8.1e} {timing}"
+        f"{result.activation:>13} {result.M:>4} {result.bandwidth:5.1f} {result.error:8.1e} {timing}"
     )
 
 

@@ -30,16 +30,21 @@ for kind in ("int4", "int8", "fp32", "fp16", "bf16"):
     for group in ((-1, 32) if kind.startswith("int") else (-1,)):
         for mode in ("exact", "int8"):
             weight = make_weight(kind, 160, 70, group, symmetric=False)
-            results[kind, group, mode] = prepare(weight, activation=mode, backend="cpu").run(x)
+            prepared = prepare(weight, activation=mode, backend="cpu")
+            for dtype in (torch.float32, torch.bfloat16):
+                results[kind, group, mode, dtype] = prepared.run(x.to(dtype))
 torch.save(results, {out!r})
 """
 
 
-def run_with(isa: str, folder: Path) -> dict[tuple[str, int, str], torch.Tensor]:
+Results = dict[tuple[str, int, str, torch.dtype], torch.Tensor]
+
+
+def run_with(isa: str, folder: Path) -> Results:
     out = folder / f"{isa}.pt"
     code = _RUN.format(folder=str(Path(__file__).parent), out=str(out))
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, ISA_VARIABLE: isa})
-    results: dict[tuple[str, int, str], torch.Tensor] = torch.load(out)
+    results: Results = torch.load(out)
     return results
 
 
@@ -47,13 +52,15 @@ def test_every_instruction_set_of_this_host(tmp_path: Path) -> None:
     assert available_isas()[-1] == "portable"
     results = {isa: run_with(isa, tmp_path) for isa in available_isas()}
     x = torch.randn(7, 160, generator=torch.Generator().manual_seed(0))
-    for (kind, group, mode), portable in results["portable"].items():
+    for case, portable in results["portable"].items():
+        kind, group, mode, dtype = case
         weight = make_weight(kind, 160, 70, group, symmetric=False)
-        limit = 2e-2 if mode == "int8" and kind.startswith("int") else 1e-5
+        limit = 1e-2 if dtype == torch.bfloat16 else 1e-5
         for isa, found in results.items():
-            result = found[kind, group, mode]
-            assert relative(result, oracle(x, weight)) < limit, (isa, kind, group, mode)
-            assert relative(result, portable.double()) < 1e-5, (isa, kind, group, mode)
+            result = found[case]
+            loose = mode == "int8" and kind.startswith("int")
+            assert relative(result, oracle(x.to(dtype), weight)) < (2e-2 if loose else limit), (isa, case)
+            assert relative(result, portable.double()) < limit, (isa, case)
 
 
 def test_an_instruction_set_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
