@@ -6,11 +6,13 @@ folder, and transformers takes a `kernels/` in either for it. medusa_quant itsel
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from command_line import RunCli, cli_runner
 
 _TESTS = Path(__file__).resolve().parent
 
@@ -33,3 +35,22 @@ def trained_heads() -> Path:
     import medusa_quant
 
     return Path(medusa_quant.__file__).parent / "assets" / "smollm2-135m-medusa"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunCli:
+    """run(*arguments) -> Run(code, out, err), as a user would type it."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return cli_runner(monkeypatch, capfd)
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of H 48 and V 131 with a tokenizer; nobody writes to its folder."""
+    from tiny_models import build_model
+    from tiny_tokenizer import save_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny") / "base"
+    build_model(folder)
+    save_tokenizer(folder)
+    return folder

@@ -8,12 +8,12 @@ from typing import Annotated, Optional
 
 import typer
 
-from .options import JsonOption
+from .options import BaseArgument, BaseDtypeOption, JsonOption
 from .output import count_progress, print_json, print_warnings, size
 
 
 def calibrate(
-    base: Annotated[str, typer.Argument(help="Base model: a folder, a .gguf file, or a repo id.")],
+    base: BaseArgument,
     out: Annotated[Path, typer.Option(help="Statistics file to write (safetensors).")],
     prompts: Annotated[
         Optional[str],  # noqa: UP045
@@ -31,7 +31,7 @@ def calibrate(
         ),
     ] = True,
     max_new_tokens: Annotated[int, typer.Option(help="Longest continuation.")] = 256,
-    base_dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, int8 or int4.")] = "fp32",
+    base_dtype: BaseDtypeOption = "fp32",
     batch_size: Annotated[int, typer.Option(help="Prompts run together.")] = 16,
     seed: Annotated[int, typer.Option(help="Chooses held-out prompts and sampled states.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from .options import JsonOption
+from .options import BaseActivationOption, BaseArgument, BaseDtypeOption, HeadsActivationOption, JsonOption
 from .output import count_progress, print_json, print_table, print_warnings
 
 
 def compare(
-    base: Annotated[str, typer.Argument(help="Base model: a folder, a .gguf file, or a repo id.")],
+    base: BaseArgument,
     heads: Annotated[str, typer.Argument(help="Draft heads: a checkpoint or a converted folder.")],
     out: Annotated[Path, typer.Option(help="Folder for heads, results.json, rows.csv and report.html.")],
     dtypes: Annotated[str, typer.Option(help="Of the heads, separated by commas.")] = "fp16,int8,int4",
@@ -45,11 +45,9 @@ def compare(
         Optional[str],  # noqa: UP045
         typer.Option(help="Statistics of `calibrate`. [collected over shipped prompts]"),
     ] = None,
-    base_dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, int8 or int4.")] = "int8",
-    base_activation: Annotated[
-        str, typer.Option(help="Activations before integer weights of the base: int8 or exact.")
-    ] = "int8",
-    heads_activation: Annotated[str, typer.Option(help="The same for the heads.")] = "int8",
+    base_dtype: BaseDtypeOption = "int8",
+    base_activation: BaseActivationOption = "int8",
+    heads_activation: HeadsActivationOption = "int8",
     peers: Annotated[
         str, typer.Option(help="llama.cpp, transformers, vllm: run beside ours, where installed.")
     ] = "",

@@ -121,12 +121,13 @@ def convert(
     if calibration is None and (min_agreement is not None or min_acceptance_ratio is not None):
         raise InputError("the gate judges by held-out states", fix="pass --calibration STATS")
     heads = load_heads(source)
+    chosen: dict[str, object] = {}
     if automatic:
-        options, _ = choose_dtypes(heads, options, budget_mb, max_acceptance_loss, as_json)
+        options, chosen["mixed"] = choose_dtypes(heads, options, budget_mb, max_acceptance_loss, as_json)
     if dry_run:
         plan = make_plan(heads, options)
         print_warnings(plan.warnings)
-        print_json(plan.as_dict()) if as_json else _print_plan(plan)
+        print_json({**plan.as_dict(), **chosen}) if as_json else _print_plan(plan)
         return
     assert out is not None
     report = None
@@ -141,7 +142,7 @@ def convert(
             result, report = convert_calibrated(heads, out, options, gate, force=force, progress=progress)
     print_warnings(result.plan.warnings)
     if as_json:
-        print_json(_summary(result))
+        print_json({**_summary(result), **chosen})
         return
     _print_summary(result)
     if report is not None:

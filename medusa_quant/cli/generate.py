@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from .options import JsonOption
+from .options import (
+    BaseActivationOption,
+    BaseArgument,
+    BaseDtypeOption,
+    DeviceOption,
+    DraftHeadsOption,
+    HeadsActivationOption,
+    JsonOption,
+    SpeculationOption,
+    TreeOption,
+)
 from .output import print_json, print_table, print_warnings, size
 
 if TYPE_CHECKING:
@@ -16,11 +26,8 @@ if TYPE_CHECKING:
 
 
 def generate(
-    base: Annotated[str, typer.Argument(help="Base model: a folder, a .gguf file, or a repo id.")],
-    heads: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Medusa heads: a checkpoint or a converted folder."),
-    ] = None,
+    base: BaseArgument,
+    heads: DraftHeadsOption = None,
     prompt: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="A prompt; may be given several times."),
@@ -47,14 +54,12 @@ def generate(
         typer.Option(help="Ends the text; may be given several times."),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Use the chat template.")] = True,
-    base_dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, int8 or int4.")] = "fp32",
-    base_activation: Annotated[
-        str, typer.Option(help="Activations before integer weights of the base: int8 or exact.")
-    ] = "int8",
-    heads_activation: Annotated[str, typer.Option(help="The same for the heads.")] = "int8",
-    speculation: Annotated[str, typer.Option(help="auto, tree, chain or off.")] = "auto",
-    tree: Annotated[str, typer.Option(help="none, chain, default, deep or a file.")] = "default",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    base_dtype: BaseDtypeOption = "fp32",
+    base_activation: BaseActivationOption = "int8",
+    heads_activation: HeadsActivationOption = "int8",
+    speculation: SpeculationOption = "auto",
+    tree: TreeOption = "default",
+    device: DeviceOption = "cpu",
     stats: Annotated[bool, typer.Option("--stats", help="Speed, acceptance, time by part, memory.")] = False,
     as_json: JsonOption = False,
 ) -> None:

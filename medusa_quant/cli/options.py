@@ -23,3 +23,17 @@ MinAcceptanceOption = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(help="Exit 3 where predicted acceptance falls below this share of the source's."),
 ]
+
+BaseArgument = Annotated[str, typer.Argument(help="Base model: a folder, a .gguf file, or a repo id.")]
+BaseDtypeOption = Annotated[str, typer.Option(help="fp32, fp16, bf16, int8 or int4.")]
+BaseActivationOption = Annotated[
+    str, typer.Option(help="Activations before integer weights of the base: int8 or exact.")
+]
+HeadsActivationOption = Annotated[str, typer.Option(help="The same for the heads.")]
+DraftHeadsOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Medusa heads: a checkpoint or a converted folder."),
+]
+SpeculationOption = Annotated[str, typer.Option(help="auto, tree, chain or off.")]
+TreeOption = Annotated[str, typer.Option(help="none, chain, default, deep or a file.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, ...")]

@@ -8,15 +8,22 @@ from typing import Annotated, Optional
 
 import typer
 
+from .options import (
+    BaseActivationOption,
+    BaseArgument,
+    BaseDtypeOption,
+    DeviceOption,
+    DraftHeadsOption,
+    HeadsActivationOption,
+    SpeculationOption,
+    TreeOption,
+)
 from .output import notes, size
 
 
 def serve(
-    base: Annotated[str, typer.Argument(help="Base model: a folder, a .gguf file, or a repo id.")],
-    heads: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Medusa heads: a checkpoint or a converted folder."),
-    ] = None,
+    base: BaseArgument,
+    heads: DraftHeadsOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = (
         "127.0.0.1"
     ),
@@ -38,14 +45,12 @@ def serve(
         typer.Option(help="Seconds a request may take; it ends with what there is."),
     ] = None,
     drain_seconds: Annotated[int, typer.Option(help="Longest wait for open requests at the end.")] = 30,
-    base_dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, int8 or int4.")] = "fp32",
-    base_activation: Annotated[
-        str, typer.Option(help="Activations before integer weights of the base: int8 or exact.")
-    ] = "int8",
-    heads_activation: Annotated[str, typer.Option(help="The same for the heads.")] = "int8",
-    speculation: Annotated[str, typer.Option(help="auto, tree, chain or off.")] = "auto",
-    tree: Annotated[str, typer.Option(help="none, chain, default, deep or a file.")] = "default",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    base_dtype: BaseDtypeOption = "fp32",
+    base_activation: BaseActivationOption = "int8",
+    heads_activation: HeadsActivationOption = "int8",
+    speculation: SpeculationOption = "auto",
+    tree: TreeOption = "default",
+    device: DeviceOption = "cpu",
 ) -> None:
     """Completions, chat, models, health and metrics, as OpenAI's and Prometheus' clients expect them.
     SIGTERM stops listening and lets open requests end."""

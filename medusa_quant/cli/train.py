@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from .options import ForceOption, JsonOption
+from .options import BaseActivationOption, BaseArgument, BaseDtypeOption, ForceOption, JsonOption
 from .output import count_progress, notes, print_json, print_table, print_warnings
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    base: Annotated[str, typer.Argument(help="Base model: a folder, a .gguf file, or a repo id.")],
+    base: BaseArgument,
     out: Annotated[Path, typer.Option(help="Folder for the heads (format A or B, fp16).")],
     heads: Annotated[int, typer.Option(help="Heads to train.")] = 4,
     layers: Annotated[int, typer.Option(help="ResBlocks per head.")] = 1,
@@ -43,10 +43,8 @@ def train(
     batch_size: Annotated[int, typer.Option(help="Hidden states a step.")] = 1024,
     learning_rate: Annotated[float, typer.Option(help="At its peak.")] = 1e-3,
     dtype: Annotated[str, typer.Option(help="Of the matrix products: bf16 or fp32.")] = "bf16",
-    base_dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, int8 or int4.")] = "int8",
-    base_activation: Annotated[
-        str, typer.Option(help="Activations before integer weights of the base: int8 or exact.")
-    ] = "int8",
+    base_dtype: BaseDtypeOption = "int8",
+    base_activation: BaseActivationOption = "int8",
     cache: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Folder of the base's text and states, kept and reused. [OUT.cache]"),

@@ -7,7 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import JsonOption
+from .options import (
+    BaseActivationOption,
+    BaseArgument,
+    BaseDtypeOption,
+    DeviceOption,
+    HeadsActivationOption,
+    JsonOption,
+)
 from .output import print_json, print_table, print_warnings
 
 # Sizes `auto` tries: a step's cost grows in stairs, as kernels take rows in blocks.
@@ -15,7 +22,7 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 
 
 def tree(
-    base: Annotated[str, typer.Argument(help="Base model: a folder, a .gguf file, or a repo id.")],
+    base: BaseArgument,
     heads: Annotated[str, typer.Argument(help="Draft heads: a checkpoint or a converted folder.")],
     calibration: Annotated[str, typer.Option(help="Statistics with held-out states (`calibrate`).")],
     out: Annotated[Path, typer.Option(help="JSON file to write; generate and serve take it as --tree.")],
@@ -24,12 +31,10 @@ def tree(
     ] = "auto",
     batch: Annotated[int, typer.Option(help="Requests running together; auto measures with them.")] = 1,
     top_k: Annotated[int, typer.Option(help="Guesses of each head looked at.")] = 10,
-    base_dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, int8 or int4.")] = "fp32",
-    base_activation: Annotated[
-        str, typer.Option(help="Activations before integer weights of the base: int8 or exact.")
-    ] = "int8",
-    heads_activation: Annotated[str, typer.Option(help="The same for the heads.")] = "int8",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    base_dtype: BaseDtypeOption = "fp32",
+    base_activation: BaseActivationOption = "int8",
+    heads_activation: HeadsActivationOption = "int8",
+    device: DeviceOption = "cpu",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,20 +1,14 @@
-"""Checkpoints made for the conversion's tests, in every format, and the command line run in-process."""
+"""Checkpoints made for the conversion's tests, in every format."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-
-from medusa_quant.cli import main
 
 Tensors = dict[str, Tensor]
 
@@ -90,36 +84,3 @@ def save(folder: Path, tensors: Tensors, config: dict[str, Any] | None = None) -
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a command line gave."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-RunCli = Callable[..., Run]
-
-
-def cli_runner(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunCli:
-    """run(*arguments) -> Run, through the same entry point as the installed command."""
-
-    def run(*arguments: object) -> Run:
-        monkeypatch.setattr(sys, "argv", ["medusa-quant", *(str(argument) for argument in arguments)])
-        capfd.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
-        captured = capfd.readouterr()
-        return Run(code, captured.out, captured.err)
-
-    return run

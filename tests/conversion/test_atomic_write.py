@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from made import RunCli, heads_a, save
+from command_line import RunCli
+from made import heads_a, save
 
 from medusa_quant import ConvertOptions, InputError, convert
 from medusa_quant.workspace import atomic, writer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import RunCli
+from command_line import RunCli
 from safetensors.torch import load_file
 
 from medusa_quant import QuantizedWeight, load_heads

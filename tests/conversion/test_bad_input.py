@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import Run, RunCli, Tensors, as_vllm, heads_a, save, save_sharded
+from command_line import Run, RunCli
+from made import Tensors, as_vllm, heads_a, save, save_sharded
 
 
 def assert_refused(result: Run, out: Path, *words: str) -> None:

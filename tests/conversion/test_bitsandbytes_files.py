@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import RunCli, Tensors, heads_a, save
+from command_line import RunCli
+from made import Tensors, heads_a, save
 
 from medusa_quant import QuantizedWeight, load_heads
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import Run, RunCli, heads_a, save
+from command_line import Run, RunCli
+from made import heads_a, save
 
 from medusa_quant import load_heads
 

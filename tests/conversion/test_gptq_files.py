@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import RunCli
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import RunCli, heads_a, save
+from made import heads_a, save
 from safetensors.torch import load_file
 
 from medusa_quant import QuantizedWeight, load_heads

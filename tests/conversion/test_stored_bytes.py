@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made import RunCli, heads_a, save
+from command_line import RunCli
+from made import heads_a, save
 
 from medusa_quant import ConvertOptions, convert
 from medusa_quant.workspace.stream import byte_blocks
