@@ -26,6 +26,7 @@ SHAPES = {
 }
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CHECKED_COLUMNS = 512
+_PASSES = 5
 # Relative error against fp64 of the dequantized weights; quantizing activations costs what it costs.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 _INT8_TOLERANCE = 2e-2
@@ -33,10 +34,10 @@ _INT8_TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class Result:
-    """One measurement. milliseconds: median, or None where the check failed (see note).
+    """One measurement; without times where the check failed (see note).
 
-    bandwidth: GB/s read, measured just before. floor: milliseconds to read the weight once at it. ratio: to
-    that floor. error: relative to fp64.
+    error: relative to fp64. bandwidth: GB/s read, measured just before and after. milliseconds: median.
+    floor: milliseconds to read the weight once at that bandwidth. ratio: of the two.
     """
 
     K: int
@@ -45,11 +46,11 @@ class Result:
     weight_dtype: str
     backend: str
     activation: str
-    bandwidth: float
     error: float
-    milliseconds: float | None
-    floor: float
-    ratio: float | None
+    bandwidth: float | None = None
+    milliseconds: float | None = None
+    floor: float | None = None
+    ratio: float | None = None
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,9 +168,6 @@ def _bench_entry(
     features, outputs = (
         weight.shape if isinstance(weight, QuantizedWeight) else (weight.shape[1], weight.shape[0])
     )
-    # Measured beside each weight: on shared machines bandwidth changes within minutes.
-    bandwidth = read_bandwidth(device)
-    floor = nbytes / bandwidth * 1e3
     columns = torch.linspace(0, outputs - 1, min(_CHECKED_COLUMNS, outputs)).long()
     truth = _columns(weight, columns)
     for count in rows:
@@ -185,15 +183,18 @@ def _bench_entry(
             entry.weight_dtype,
             entry.backend,
             entry.activation,
-            bandwidth / 1e9,
             error,
         )
         if not error <= limit:
-            yield Result(*common, None, floor, None, f"error above {limit:g}: not timed")
+            yield Result(*common, note=f"error above {limit:g}: not timed")
             continue
         calls = [partial(run, x) for run, _ in runs]
+        # On both sides of each measurement: on shared machines bandwidth changes within seconds.
+        before = read_bandwidth(device, _PASSES)
         milliseconds = median_time(calls, device) * 1e3
-        yield Result(*common, milliseconds, floor, milliseconds / floor)
+        bandwidth = (before + read_bandwidth(device, _PASSES)) / 2
+        floor = nbytes / bandwidth * 1e3
+        yield Result(*common, bandwidth / 1e9, milliseconds, floor, milliseconds / floor)
 
 
 def _columns(weight: Weight, columns: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def copies_for(nbytes: int, device: torch.device) -> int:
     return max(2, -(-2 * cache // max(1, nbytes)) + 1)
 
 
-def read_bandwidth(device: torch.device) -> float:
+def read_bandwidth(device: torch.device, passes: int = 9) -> float:
     """Bytes per second of streaming reads now: the median of several passes over a buffer no cache holds."""
     data = _buffer(device)
     if device.type == "cpu" and dispatch.unavailable("cpu") is None:
@@ -50,7 +50,7 @@ def read_bandwidth(device: torch.device) -> float:
         def read() -> None:
             words.sum()
 
-    return _BUFFER / statistics.median(_time_calls([read], device, 9))
+    return _BUFFER / statistics.median(_time_calls([read], device, passes))
 
 
 @lru_cache(maxsize=1)

@@ -72,19 +72,19 @@ def bench_kernels(
 
 def _print_result(result: Result, first: bool, activation: str) -> None:
     if first:
-        typer.echo(f"activations {activation}; floor: the weight's bytes at the bandwidth read just before")
+        typer.echo(
+            f"activations {activation}; floor: the weight's bytes at the read bandwidth measured around it"
+        )
         typer.echo(
             f"{'K x N':>13} {'weight':>6} {'backend':>12} {'x':>13} "
-            f"{'M':>4} {'GB/s':>5} {'error':>8} {'ms':>9} {'floor':>7} {'ratio':>6}"
+            f"{'M':>4} {'error':>8} {'GB/s':>5} {'ms':>9} {'floor':>7} {'ratio':>6}"
         )
-    timing = (
-        result.note
-        if result.milliseconds is None or result.ratio is None
-        else f"{result.milliseconds:9.3f} {result.floor:7.3f} {result.ratio:6.2f}"
-    )
+    timing = result.note
+    if result.milliseconds is not None:
+        timing = f"{result.bandwidth:5.1f} {result.milliseconds:9.3f} {result.floor:7.3f} {result.ratio:6.2f}"
     typer.echo(
         f"{f'{result.K}x{result.N}':>13} {result.weight_dtype:>6} {result.backend:>12} "
-        f"{result.activation:>13} {result.M:>4} {result.bandwidth:5.1f} {result.error:8.1e} {timing}"
+        f"{result.activation:>13} {result.M:>4} {result.error:8.1e} {timing}"
     )
 
 
