@@ -13,6 +13,16 @@ constexpr int64_t BLOCK_ROWS = 48;  // rows whose fp32 sums and digits stay in L
 // Multiply-adds (a pass over the weight counts as 4 rows) below which starting threads costs more than it saves.
 constexpr int64_t PARALLEL_FROM = 1 << 19;
 
+// Bytes of weight a thread streams before it asks for more: jumping elsewhere loses what was prefetched.
+constexpr int64_t TURN_BYTES = 1 << 17;
+
+// Panels a thread takes at a time: enough to stream, few enough that no thread waits long for the last.
+int64_t panels_a_turn(int64_t panels, int64_t bytes, int64_t threads) {
+    const int64_t wanted = TURN_BYTES * panels / (bytes + 1), most = panels / (2 * threads);
+    const int64_t turn = wanted < most ? wanted : most;
+    return turn < 1 ? 1 : turn;
+}
+
 class Buffer {
   public:
     ~Buffer() { std::free(data_); }
@@ -53,6 +63,11 @@ bool same_activations(const Job& a, const Job& b) {
 
 int64_t padded_features(const Weight& w) {
     return w.kind == DENSE ? ceil_div(w.in_features, 2) * 2 : int64_t(w.segments[w.num_segments]) * 8;
+}
+
+int64_t panel_bytes(const Weight& w) {
+    if (w.kind == DENSE) return padded_features(w) * PANEL * (w.dtype == F32 ? 4 : 2);
+    return w.segments[w.num_segments] * int64_t(w.kind == INT4 ? 128 : 256);
 }
 
 // Splits rows into tiles of near-equal size, so that no tile is left with a single row.
@@ -200,8 +215,12 @@ MQ_API void mq_gemm(const Job* jobs, int64_t count, int32_t threads) {
         inputs[i].scales = (float*)(memory + offsets[3 * i + 2]);
     }
     const int64_t panels = first_panel.back();
-    int64_t work = 0;
-    for (int64_t j = 0; j < count; ++j) work += (jobs[j].rows + 4) * jobs[j].weight->in_features * jobs[j].weight->out_features;
+    int64_t work = 0, weight_bytes = 0;
+    for (int64_t j = 0; j < count; ++j) {
+        weight_bytes += (first_panel[size_t(j) + 1] - first_panel[size_t(j)]) * panel_bytes(*jobs[j].weight);
+        work += (jobs[j].rows + 4) * jobs[j].weight->in_features * jobs[j].weight->out_features;
+    }
+    const int64_t turn = panels_a_turn(panels, weight_bytes, threads);
     const int64_t scratch_floats = largest * 2 + BLOCK_ROWS * PANEL;
     auto pack_tile_row = [&](int64_t index, float* scratch) {
         for (const Activations& a : inputs) {
@@ -225,7 +244,7 @@ MQ_API void mq_gemm(const Job* jobs, int64_t count, int32_t threads) {
             for (int64_t i = 0; i < total_rows; ++i) pack_tile_row(i, scratch);
         }
         float* acc = scratch + largest * 2;
-#pragma omp for schedule(dynamic, 2) nowait
+#pragma omp for schedule(dynamic, turn) nowait
         for (int64_t i = 0; i < panels; ++i) {
             size_t j = 0;
             while (i >= first_panel[j + 1]) ++j;
