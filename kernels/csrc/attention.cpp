@@ -18,24 +18,56 @@ struct Task {
 };
 
 struct Scratch {
-    std::vector<float> scores, tile;
-    std::vector<int64_t> visible;
+    std::vector<float> scores, tile, inverse;
+    std::vector<const float*> query;
+    std::vector<int64_t> tail;
+};
+
+// The keys one query sees: rows [0, before) of its slot, then `tail`.
+struct Visible {
+    int64_t before;
+    const std::vector<int64_t>& tail;
+    int64_t size() const { return before + int64_t(tail.size()); }
+    int64_t operator[](int64_t i) const { return i < before ? i : tail[size_t(i - before)]; }
 };
 
 // Probabilities in place of n scores, padded with zeros to whole vectors; returns 1 / their sum.
 float softmax(float* s, int64_t n, float scale) {
-    float largest = s[0];
-    for (int64_t i = 1; i < n; ++i) largest = s[i] > largest ? s[i] : largest;
+    float lane[LANES];
     // The last vector may reach past n: rows are padded to whole vectors.
+    for (int64_t i = n; i % LANES; ++i) s[i] = s[0];
+    vf most = load<vf>(s);
+    for (int64_t i = LANES; i < n; i += LANES) {
+        const vf v = load<vf>(s + i);
+        most = v > most ? v : most;
+    }
+    store(lane, most);
+    float largest = lane[0];
+    for (int i = 1; i < LANES; ++i) largest = lane[i] > largest ? lane[i] : largest;
     for (int64_t i = 0; i < n; i += LANES) store(s + i, exp_lanes((load<vf>(s + i) - largest) * scale));
     for (int64_t i = n; i % LANES; ++i) s[i] = 0.0f;
     vf total{};
     for (int64_t i = 0; i < n; i += LANES) total += load<vf>(s + i);
-    float lane[LANES];
     store(lane, total);
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
     return 1.0f / lane[0];
+}
+
+// run(integral_constant R, first) over `count` rows, in parts of at most MOST rows and near-equal size.
+template <int MOST, typename Run> void for_rows(int64_t count, Run run) {
+    for (int64_t parts = (count + MOST - 1) / MOST, first = 0; parts > 0; --parts) {
+        const int64_t size = (count - first + parts - 1) / parts;
+        switch (size) {
+#define MQ_CASE(R) \
+    case R: \
+        if constexpr (R <= MOST) run(std::integral_constant<int, R>{}, first); \
+        break;
+            MQ_CASE(1) MQ_CASE(2) MQ_CASE(3) MQ_CASE(4) MQ_CASE(5) MQ_CASE(6) MQ_CASE(7) MQ_CASE(8)
+#undef MQ_CASE
+        }
+        first += size;
+    }
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -54,8 +86,8 @@ float sum8(__m256 v) {
 
 template <int R>
 void score_keys(
-    const AttentionJob& j, int64_t base, const int64_t* visible, int64_t n, const float* query, float* out, int64_t stride) {
-    const int64_t dim = j.head_dim, whole = dim / 8 * 8;
+    const AttentionJob& j, int64_t base, const Visible& visible, const float* query, float* out, int64_t stride) {
+    const int64_t dim = j.head_dim, whole = dim / 8 * 8, n = visible.size();
     for (int64_t i = 0; i < n; ++i) {
         const int64_t at = base + visible[i] * dim;
         __m256 sum[R];
@@ -75,9 +107,9 @@ void score_keys(
 // out[r] = inverse[r] * sum over visible keys of p[r][key] * v[key], keys in order; 16 columns at a time.
 template <int R>
 void mix(
-    const AttentionJob& j, int64_t base, const int64_t* visible, int64_t n, const float* p, int64_t stride,
-    const float* inverse, float* out) {
-    const int64_t dim = j.head_dim, whole = dim / 16 * 16;
+    const AttentionJob& j, int64_t base, const Visible& visible, const float* p, int64_t stride, const float* inverse,
+    float* out) {
+    const int64_t dim = j.head_dim, whole = dim / 16 * 16, n = visible.size();
     for (int64_t d = 0; d < whole; d += 16) {
         __m256 sum[R][2];
         for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
@@ -114,19 +146,28 @@ vf load_part(const void* p, int64_t i, int32_t dtype, int64_t left) {
 }
 
 #if defined(__AVX512F__)
-void transpose(vf* rows) {
-    for (int step = 1; step < LANES; step *= 2) {
-        vi low, high;
-        for (int l = 0; l < LANES; ++l) {
-            low[l] = l & step ? LANES + (l ^ step) : l;
-            high[l] = l & step ? LANES + l : l ^ step;
-        }
-        for (int i = 0; i < LANES; ++i) {
-            if (i & step) continue;
-            const __m512 a = (__m512)rows[i], b = (__m512)rows[i + step];
-            rows[i] = (vf)_mm512_permutex2var_ps(a, (__m512i)low, b);
-            rows[i + step] = (vf)_mm512_permutex2var_ps(a, (__m512i)high, b);
-        }
+// Lanes of two rows, `step` apart, that change places in one step of a transposition.
+struct Exchange {
+    int32_t low[LANES], high[LANES];
+};
+constexpr Exchange exchange(int step) {
+    Exchange e{};
+    for (int l = 0; l < LANES; ++l) {
+        e.low[l] = l & step ? LANES + (l ^ step) : l;
+        e.high[l] = l & step ? LANES + l : l ^ step;
+    }
+    return e;
+}
+
+template <int STEP> inline void transpose_step(vf* rows) {
+    static constexpr Exchange e = exchange(STEP);
+    const __m512i low = _mm512_loadu_si512(e.low), high = _mm512_loadu_si512(e.high);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) {
+        if (i & STEP) continue;
+        const __m512 a = (__m512)rows[i], b = (__m512)rows[i + STEP];
+        rows[i] = (vf)_mm512_permutex2var_ps(a, low, b);
+        rows[i + STEP] = (vf)_mm512_permutex2var_ps(a, high, b);
     }
 }
 #endif
@@ -138,9 +179,17 @@ void load_tile(const AttentionJob& j, const void* keys, int64_t at, int64_t coun
 #if defined(__AVX512F__)
     for (; d + LANES <= dim; d += LANES) {
         vf rows[LANES];
-        for (int k = 0; k < LANES; ++k)
-            rows[k] = k < count ? load_as(keys, at + k * dim + d, j.cache_dtype) : vf{};
-        transpose(rows);
+        if (j.cache_dtype == F32 && count == LANES) {
+#pragma GCC unroll 16
+            for (int k = 0; k < LANES; ++k) rows[k] = load<vf>((const float*)keys + at + k * dim + d);
+        } else {
+            for (int k = 0; k < LANES; ++k) rows[k] = k < count ? load_as(keys, at + k * dim + d, j.cache_dtype) : vf{};
+        }
+        transpose_step<1>(rows);
+        transpose_step<2>(rows);
+        transpose_step<4>(rows);
+        transpose_step<8>(rows);
+#pragma GCC unroll 16
         for (int k = 0; k < LANES; ++k) store(tile + (d + k) * LANES, rows[k]);
     }
 #endif
@@ -149,32 +198,42 @@ void load_tile(const AttentionJob& j, const void* keys, int64_t at, int64_t coun
             tile[d * LANES + k] = k < count ? load_one(keys, at + k * dim + d, j.cache_dtype) : 0.0f;
 }
 
-// Scores of 16 keys for R query rows: one chain of multiply-adds over head_dim each.
+// Scores of 16 keys for R query rows: sums over even and over odd features, then their sum, whatever R is.
 template <int R> void score_rows(const float* const* query, const float* tile, int64_t dim, vf* out) {
-    vf sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = vf{};
-    for (int64_t d = 0; d < dim; ++d) {
-        const vf keys = load<vf>(tile + d * LANES);
-        for (int r = 0; r < R; ++r) sum[r] = fma(splat(query[r][d]), keys, sum[r]);
+    vf even[R], odd[R];
+    for (int r = 0; r < R; ++r) even[r] = odd[r] = vf{};
+    int64_t d = 0;
+    for (; d + 2 <= dim; d += 2) {
+        const vf first = load<vf>(tile + d * LANES), second = load<vf>(tile + (d + 1) * LANES);
+        for (int r = 0; r < R; ++r) {
+            even[r] = fma(splat(query[r][d]), first, even[r]);
+            odd[r] = fma(splat(query[r][d + 1]), second, odd[r]);
+        }
     }
-    for (int r = 0; r < R; ++r) out[r] = sum[r];
+    if (d < dim)
+        for (int r = 0; r < R; ++r) even[r] = fma(splat(query[r][d]), load<vf>(tile + d * LANES), even[r]);
+    for (int r = 0; r < R; ++r) out[r] = even[r] + odd[r];
 }
 
 // out[r][0..C*16) = inverse[r] * sum over visible keys of p[r][key] * v[key], keys in order.
 template <int R, int C>
 void mix_rows(
-    const AttentionJob& j, int64_t base, int64_t d, const int64_t* visible, int64_t n, const float* p, int64_t stride,
+    const AttentionJob& j, int64_t base, int64_t d, const Visible& visible, const float* p, int64_t stride,
     const float* inverse, float* out) {
     vf sum[R][C];
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) sum[r][c] = vf{};
-    for (int64_t i = 0; i < n; ++i) {
-        const int64_t at = base + visible[i] * j.head_dim + d;
+    const auto add = [&](int64_t i, int64_t key) {
+        const int64_t at = base + key * j.head_dim + d;
         vf v[C];
-        for (int c = 0; c < C; ++c) v[c] = load_part(j.v_cache, at + c * LANES, j.cache_dtype, j.head_dim - d - c * LANES);
+        for (int c = 0; c < C; ++c)
+            v[c] = C == CHUNK ? load_as(j.v_cache, at + c * LANES, j.cache_dtype)
+                              : load_part(j.v_cache, at + c * LANES, j.cache_dtype, j.head_dim - d - c * LANES);
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < C; ++c) sum[r][c] = fma(splat(p[r * stride + i]), v[c], sum[r][c]);
-    }
+    };
+    for (int64_t i = 0; i < visible.before; ++i) add(i, i);
+    for (int64_t i = visible.before; i < visible.size(); ++i) add(i, visible[i]);
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) {
             const vf result = sum[r][c] * splat(inverse[r]);
@@ -185,12 +244,12 @@ void mix_rows(
 
 template <int R>
 void mix(
-    const AttentionJob& j, int64_t base, const int64_t* visible, int64_t n, const float* p, int64_t stride,
-    const float* inverse, float* out) {
+    const AttentionJob& j, int64_t base, const Visible& visible, const float* p, int64_t stride, const float* inverse,
+    float* out) {
     int64_t d = 0;
     for (; d + CHUNK * LANES <= j.head_dim; d += CHUNK * LANES)
-        mix_rows<R, CHUNK>(j, base, d, visible, n, p, stride, inverse, out);
-    for (; d < j.head_dim; d += LANES) mix_rows<R, 1>(j, base, d, visible, n, p, stride, inverse, out);
+        mix_rows<R, CHUNK>(j, base, d, visible, p, stride, inverse, out);
+    for (; d < j.head_dim; d += LANES) mix_rows<R, 1>(j, base, d, visible, p, stride, inverse, out);
 }
 
 // Scores of all the task's rows, 16 keys at a time, each row's visible ones in cache order.
@@ -199,21 +258,18 @@ void score_task(const AttentionJob& j, const Task& task, int64_t base, int64_t e
     const int64_t group = j.heads / j.kv_heads, rows = task.queries * group, dim = j.head_dim;
     const uint8_t* mask = segment.tree_mask;
     s.tile.resize(size_t(dim * LANES));
-    std::vector<const float*> query(size_t(rows), nullptr);
+    s.query.resize(size_t(rows));
     for (int64_t r = 0; r < rows; ++r)
-        query[size_t(r)] = j.query + ((task.token + task.first + r / group) * j.heads + task.kv_head * group + r % group) * dim;
+        s.query[size_t(r)] = j.query + ((task.token + task.first + r / group) * j.heads + task.kv_head * group + r % group) * dim;
     for (int64_t k = 0; k < end; k += LANES) {
         const int64_t count = end - k < LANES ? end - k : LANES;
         load_tile(j, j.k_cache, base + k * dim, count, s.tile.data());
-        vf found[ROWS_PER_TASK];
-        for (int64_t r = 0; r < rows;) {
-            const int64_t left = rows - r;
-            if (left >= 8) score_rows<8>(&query[size_t(r)], s.tile.data(), dim, found), r += 8;
-            else if (left >= 4) score_rows<4>(&query[size_t(r)], s.tile.data(), dim, found), r += 4;
-            else score_rows<1>(&query[size_t(r)], s.tile.data(), dim, found), r += 1;
-            const int64_t done = left >= 8 ? 8 : left >= 4 ? 4 : 1;
-            for (int64_t i = 0; i < done; ++i) {
-                const int64_t row = r - done + i;
+        for_rows<8>(rows, [&](auto size, int64_t first) {
+            constexpr int R = decltype(size)::value;
+            vf found[R];
+            score_rows<R>(&s.query[size_t(first)], s.tile.data(), dim, found);
+            for (int i = 0; i < R; ++i) {
+                const int64_t row = first + i;
                 float* to = s.scores.data() + row * stride;
                 if (!mask || k + count <= segment.start) {
                     store(to + k, found[i]);
@@ -225,20 +281,11 @@ void score_task(const AttentionJob& j, const Task& task, int64_t base, int64_t e
                 for (int64_t l = 0; l < count; ++l)
                     if (k + l < segment.start || allowed[k + l - segment.start]) to[at++] = found[i][l];
             }
-        }
+        });
     }
 }
 
 #endif
-
-// run(integral_constant R, first) over `count` rows, at most 4 at a time.
-template <typename Run> void for_rows(int64_t count, Run run) {
-    int64_t h = 0;
-    for (; count - h >= 4; h += 4) run(std::integral_constant<int, 4>{}, h);
-    if (count - h == 3) run(std::integral_constant<int, 3>{}, h);
-    else if (count - h == 2) run(std::integral_constant<int, 2>{}, h);
-    else if (count - h == 1) run(std::integral_constant<int, 1>{}, h);
-}
 
 void run_task(const AttentionJob& j, const Task& task, Scratch& s) {
     const SegmentStruct& segment = j.segments[task.segment];
@@ -252,26 +299,24 @@ void run_task(const AttentionJob& j, const Task& task, Scratch& s) {
 #if defined(MQ_TILES)
     score_task(j, task, base, end, stride, s);
 #endif
-    std::vector<float> inverse(size_t(group), 0.0f);
+    s.inverse.resize(size_t(group));
     for (int64_t q = 0; q < task.queries; ++q) {
         const int64_t i = task.first + q;
-        s.visible.clear();
-        for (int64_t k = 0; k < segment.start; ++k) s.visible.push_back(k);
+        s.tail.clear();
         for (int64_t k = 0; k < segment.count; ++k)
-            if (mask ? mask[i * segment.count + k] : k <= i) s.visible.push_back(segment.start + k);
-        const int64_t n = int64_t(s.visible.size());
+            if (mask ? mask[i * segment.count + k] : k <= i) s.tail.push_back(segment.start + k);
+        const Visible visible{segment.start, s.tail};
         float* p = s.scores.data() + q * group * stride;
 #if !defined(MQ_TILES)
         const float* rows_of = j.query + ((task.token + i) * j.heads + task.kv_head * group) * dim;
-        for_rows(group, [&](auto size, int64_t h) {
-            score_keys<decltype(size)::value>(j, base, s.visible.data(), n, rows_of + h * dim, p + h * stride, stride);
+        for_rows<4>(group, [&](auto size, int64_t h) {
+            score_keys<decltype(size)::value>(j, base, visible, rows_of + h * dim, p + h * stride, stride);
         });
 #endif
-        for (int64_t h = 0; h < group; ++h) inverse[size_t(h)] = softmax(p + h * stride, n, j.scale);
+        for (int64_t h = 0; h < group; ++h) s.inverse[size_t(h)] = softmax(p + h * stride, visible.size(), j.scale);
         float* out = j.out + ((task.token + i) * j.heads + task.kv_head * group) * dim;
-        for_rows(group, [&](auto size, int64_t h) {
-            mix<decltype(size)::value>(
-                j, base, s.visible.data(), n, p + h * stride, stride, &inverse[size_t(h)], out + h * dim);
+        for_rows<4>(group, [&](auto size, int64_t h) {
+            mix<decltype(size)::value>(j, base, visible, p + h * stride, stride, &s.inverse[size_t(h)], out + h * dim);
         });
     }
 }
@@ -295,7 +340,7 @@ MQ_API void mq_attention(const AttentionJob* job) {
     // Late tasks of a long prefill see the most keys: dynamic, so that no thread ends up with all of them.
 #pragma omp parallel num_threads(job->threads) if (tasks.size() > 1 && work > PARALLEL_FROM)
     {
-        Scratch scratch;
+        static thread_local Scratch scratch;
 #pragma omp for schedule(dynamic)
         for (int64_t t = 0; t < int64_t(tasks.size()); ++t) run_task(*job, tasks[size_t(t)], scratch);
     }
