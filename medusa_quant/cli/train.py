@@ -38,7 +38,10 @@ def train(
         Optional[int],  # noqa: UP045
         typer.Option(help="Of --qat: 32, 64, 128 or -1. [int8: -1, int4: 128]"),
     ] = None,
-    loss: Annotated[str, typer.Option(help="ce: the token written. kl: the base's ten likeliest.")] = "ce",
+    loss: Annotated[
+        str,
+        typer.Option(help="ce: the token written. kl: the base's ten likeliest. teacher: what --init says."),
+    ] = "ce",
     epochs: Annotated[int, typer.Option(help="Passes over the text.")] = 3,
     batch_size: Annotated[int, typer.Option(help="Hidden states a step.")] = 1024,
     learning_rate: Annotated[float, typer.Option(help="At its peak.")] = 1e-3,
@@ -72,7 +75,7 @@ def train(
 
     for name, value, allowed in (
         ("--lm-head", lm_head, ("shared", "own")),
-        ("--loss", loss, ("ce", "kl")),
+        ("--loss", loss, ("ce", "kl", "teacher")),
         ("--dtype", dtype, ("bf16", "fp32")),
         ("--qat", qat, (None, *INT_DTYPES)),
     ):
@@ -88,6 +91,8 @@ def train(
     ):
         if count < 1:
             raise InputError(f"bad {name}", expected="1 or more", found=count)
+    if loss == "teacher" and init is None:
+        raise InputError("--loss teacher learns from other heads", fix="pass --init HEADS")
     if qat is None and group_size is not None:
         raise InputError("--group-size belongs to --qat", fix="pass --qat int4")
     if occupied(out) and not force:
@@ -123,8 +128,12 @@ def train(
     del model
     vocabulary = seen_vocabulary(corpus)
     module = TrainableHeads(heads, layers, matrix[vocabulary].float(), lm_head == "own", scheme)
+    teacher = None
     if initial is not None:
         module.start_from(initial, vocabulary)
+        if loss == "teacher":
+            teacher = TrainableHeads(heads, layers, matrix[vocabulary].float(), lm_head == "own", None)
+            teacher.start_from(initial, vocabulary)
     options = TrainOptions(epochs, batch_size, learning_rate, loss, dtype, seed)
     before = accuracy(module, corpus, vocabulary, dtype)
     started = time.monotonic()
@@ -137,11 +146,12 @@ def train(
             options,
             checkpoint,
             lambda done, total, value: show(done, total, f"steps, loss {value:.3f}"),
+            teacher,
         )
     trained = time.monotonic() - started
     after = accuracy(module, corpus, vocabulary, dtype)
     config: dict[str, object] = {"base_model_name_or_path": str(base)}
-    save_heads(module, out, matrix, vocabulary, config)
+    save_heads(module, out, matrix, vocabulary, config, initial)
     checkpoint.unlink(missing_ok=True)
     summary = {
         "out": str(out),

@@ -91,11 +91,17 @@ def quantized_values(weight: Tensor, scheme: Scheme) -> Tensor:
 
 
 def save_heads(
-    heads: TrainableHeads, out: Path, lm_head: Tensor, rows: Tensor, config: dict[str, object]
+    heads: TrainableHeads,
+    out: Path,
+    lm_head: Tensor,
+    rows: Tensor,
+    config: dict[str, object],
+    initial: MedusaHeads | None = None,
 ) -> None:
     """Write format B, or A with own LM matrices, in fp16 and atomically.
 
-    lm_head: the base's, whose rows tokens that were never trained keep. rows: ids of those that were.
+    rows: ids of the tokens that were trained; others keep their rows of the heads training started from, or
+    of lm_head, the base's.
     """
     count, layers = heads.weight.shape[:2]
     tensors: dict[str, Tensor] = {}
@@ -104,7 +110,8 @@ def save_heads(
             tensors[MEDUSA.resblock_key(head, layer, "weight")] = heads.weight.detach()[head, layer].half()
             tensors[MEDUSA.resblock_key(head, layer, "bias")] = heads.bias.detach()[head, layer].half()
         if heads.own_lm_head:
-            full = lm_head.half().clone()
+            own = None if initial is None else initial.lm_head(head)
+            full = (lm_head if own is None else own.dense()).half().clone()
             full[rows] = heads.lm_rows.detach()[head].half()
             tensors[MEDUSA.lm_head_key(head, layers, "weight")] = full
     content = {"medusa_num_heads": count, "medusa_num_layers": layers, **config}

@@ -28,7 +28,8 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """loss: `ce` on the token that followed, or `kl` to the base's distribution over its ten best tokens.
+    """loss: `ce` on the token that followed, `kl` to the base's distribution over its ten best tokens, or
+    `teacher`: KL to what a teacher's same head says of the whole restricted vocabulary.
     dtype: of the matrix products, fp32 or bf16; parameters and optimizer are fp32."""
 
     epochs: int = 3
@@ -56,9 +57,11 @@ def train(
     options: TrainOptions,
     checkpoint: Path,
     progress: Progress | None = None,
+    teacher: TrainableHeads | None = None,
 ) -> None:
     """Train in place. vocabulary: int64 [R], ids of the LM rows, ascending.
 
+    teacher: heads of the same shape, for loss `teacher`.
     checkpoint: where an unfinished run is kept; one of the same run is continued, to the same result.
     """
     rows = corpus.usable(heads.num_heads, held=False)
@@ -79,7 +82,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * _schedule(step, steps)
         optimizer.zero_grad(set_to_none=True)
-        loss = _step(heads, corpus, local, numbers, options)
+        loss = _step(heads, corpus, local, numbers, options, teacher)
         optimizer.step()
         if progress is not None:
             progress(step + 1, steps, loss)
@@ -88,14 +91,26 @@ def train(
 
 
 def _step(
-    heads: TrainableHeads, corpus: Corpus, local: Tensor, numbers: Tensor, options: TrainOptions
+    heads: TrainableHeads,
+    corpus: Corpus,
+    local: Tensor,
+    numbers: Tensor,
+    options: TrainOptions,
+    teacher: TrainableHeads | None,
 ) -> float:
     states, total = corpus.rows(numbers), 0.0
     for head in range(heads.num_heads):
         place, known = corpus.targets(numbers, head)
         with _precision(options.dtype):
             logits = heads(states[known], head).float()
-        loss = _loss(logits, corpus, local, place[known], options.loss)
+            if teacher is not None:
+                with torch.no_grad():
+                    wanted = teacher(states[known], head).float()
+        if teacher is None:
+            loss = _loss(logits, corpus, local, place[known], options.loss)
+        else:
+            log_chances = F.log_softmax(logits, 1), F.log_softmax(wanted, 1)
+            loss = F.kl_div(*log_chances, reduction="batchmean", log_target=True)
         # One head at a time: the logits of all would be the largest tensor by far.
         loss.backward()
         total += float(loss.detach())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,46 @@ def test_qat_sees_what_conversion_writes(
     assert bool((heads.weight.grad[0] != 0).any())
 
 
+def test_a_teacher_wins_back_what_quantization_took(
+    base_folder: Path, corpus: Corpus, tmp_path: Path
+) -> None:
+    vocabulary = seen_vocabulary(corpus)
+    rows = _lm_rows(base_folder, vocabulary)
+    source = load_heads(save_heads(tmp_path / "heads", num_heads=2))
+
+    def fresh(scheme: Scheme | None) -> TrainableHeads:
+        heads = TrainableHeads(2, 1, rows, True, scheme)
+        heads.start_from(source, vocabulary)
+        return heads
+
+    teacher, student = fresh(None), fresh(Scheme.for_dtype("int4", -1))
+    seen: list[float] = []
+    options = TrainOptions(epochs=12, batch_size=64, learning_rate=3e-3, loss="teacher")
+    learn = partial(train, corpus=corpus, vocabulary=vocabulary, teacher=teacher)
+    learn(student, options=options, checkpoint=tmp_path / "a", progress=lambda *step: seen.append(step[2]))
+    assert sum(seen[-5:]) < 0.7 * sum(seen[:5])
+    assert all(torch.equal(a, b) for a, b in zip(teacher.parameters(), fresh(None).parameters(), strict=True))
+    # Heads that are not quantized have nothing to learn from themselves.
+    same: list[float] = []
+    one = TrainOptions(epochs=1, batch_size=64, loss="teacher")
+    learn(fresh(None), options=one, checkpoint=tmp_path / "b", progress=lambda *step: same.append(step[2]))
+    assert abs(same[0]) < 1e-6
+
+
+def test_tokens_never_trained_keep_the_rows_training_started_from(tmp_path: Path, base_folder: Path) -> None:
+    rows = torch.tensor([3, 7, 20])
+    full = _lm_rows(base_folder, torch.arange(VOCAB))
+    source = load_heads(save_heads(tmp_path / "heads", num_heads=2))
+    heads = TrainableHeads(2, 1, full[rows], True, None)
+    heads.start_from(source, rows)
+    save_trained(heads, tmp_path / "out", full, rows, {}, source)
+    for head in range(2):
+        found, wanted = load_heads(tmp_path / "out").lm_head(head), source.lm_head(head)
+        assert found is not None
+        assert wanted is not None
+        assert torch.equal(found.dense(), wanted.dense().half())
+
+
 def test_quantized_values_are_conversions_own() -> None:
     weight = torch.randn(40, 48, generator=torch.Generator().manual_seed(2))
     seen = quantized_values(weight, Scheme.for_dtype("int4", 32))
@@ -252,6 +293,7 @@ def test_the_command_trains_and_recovers(
         (("--heads", "0"), "bad --heads"),
         (("--tokens", "0"), "bad --tokens"),
         (("--group-size", "32"), "--group-size belongs to --qat"),
+        (("--loss", "teacher"), "--init"),
         (("--init", "nowhere"), "nowhere"),
     ],
 )
