@@ -25,11 +25,13 @@ done
 python=${PYTHON:-python}
 
 if $dry_run; then
+    "$python" benchmarks/gpu_loop.py --device cpu
     exec "$python" benchmarks/gpu_dry_run.py --output "${output:-docs/gpu-compiled.md}"
 fi
 if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     echo "gpu.sh: no CUDA or ROCm device; use --dry-run" >&2
     exit 2
 fi
-timeout 220 "$python" benchmarks/gpu_check.py
+timeout 160 "$python" benchmarks/gpu_check.py
+timeout 60 "$python" benchmarks/gpu_loop.py
 timeout 250 "$python" benchmarks/gpu_bench.py --seconds 200 --output "${output:-docs/gpu-timings.md}"

@@ -14,6 +14,7 @@ from torch import Tensor
 from . import dispatch, reference_ops
 from .cpu import ops as native
 from .reference_ops import Segment
+from .tree_rows import TreeRows
 
 
 class SegmentBatch(Sequence[Segment]):
@@ -94,7 +95,7 @@ def rope_write_kv(
     value: Tensor,
     cos: Tensor,
     sin: Tensor,
-    segments: Sequence[Segment],
+    segments: Sequence[Segment] | TreeRows,
     k: Tensor,
     v: Tensor,
 ) -> Tensor:
@@ -102,6 +103,8 @@ def rope_write_kv(
 
     cache dtype fp32, fp16 or bf16, contiguous. Raises ValueError where segments leave the cache.
     """
+    if isinstance(segments, TreeRows):
+        return segments.write(query, key, value, cos, sin, k, v)
     batch = _batch(segments)
     batch.check(query.shape[0], k, v)
     if not (_native(query, key, value, cos, sin) and k.is_contiguous() and v.is_contiguous()):
@@ -109,8 +112,10 @@ def rope_write_kv(
     return native.rope_write_kv(query, key, value, cos, sin, batch, k, v)
 
 
-def attention(query: Tensor, segments: Sequence[Segment], k: Tensor, v: Tensor) -> Tensor:
+def attention(query: Tensor, segments: Sequence[Segment] | TreeRows, k: Tensor, v: Tensor) -> Tensor:
     """As `reference_ops.attention`: [T, heads, head_dim] over the slot cache, with GQA and tree masks."""
+    if isinstance(segments, TreeRows):
+        return segments.attend(query, k, v)
     batch = _batch(segments)
     batch.check(query.shape[0], k, v)
     if query.shape[1] % k.shape[1] or query.shape[2] != k.shape[3]:

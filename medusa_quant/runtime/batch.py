@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .candidates import generate_candidates
+from .graphs import StepGraphs
 from .heads import DraftHeads
 from .metrics import Metrics
 from .model import LlamaModel, Segment
@@ -30,7 +31,8 @@ class LlamaBatch:
 
     max_batch: slots. max_len: longest request, prompt and output, in tokens. cache_tokens: tokens all slots
     together may hold (default: max_batch * max_len); where it is exceeded the youngest request is put
-    back and recomputed later. prefill_chunk: prompt tokens a step takes in.
+    back and recomputed later. prefill_chunk: prompt tokens a step takes in. graphs: whether greedy steps
+    go through `StepGraphs` (default: on a GPU, on one rank).
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class LlamaBatch:
         cache_tokens: int | None = None,
         prefill_chunk: int = 256,
         speculation: Speculation | None = None,
+        graphs: bool | None = None,
     ) -> None:
         context = base.config.max_position_embeddings
         self.max_len = min(max_len or context, context)
@@ -69,7 +72,9 @@ class LlamaBatch:
         self.max_batch, self.prefill_chunk, self.metrics = max_batch, prefill_chunk, Metrics()
         # Trees are written behind a request's tokens before they are verified.
         room = max(tree.nodes for tree in self.speculation.trees)
-        self._cache = base.new_cache(max_batch, self.max_len + room)
+        wanted = base.device.type == "cuda" and base.split.ranks.tp == 1 if graphs is None else graphs
+        self._cache = base.new_cache(max_batch + int(wanted), self.max_len + room)
+        self._graphs = StepGraphs(base, heads, self._cache, max_batch) if wanted else None
         self._free = list(range(max_batch))[::-1]
         self._waiting: deque[Request] = deque()
         self._running: list[Running] = []
@@ -180,6 +185,8 @@ class LlamaBatch:
         self._waiting.appendleft(running.request)
 
     def _advance(self, works: Sequence[Work]) -> None:
+        if self._graphs is not None and self._graphs.takes(works):
+            return self._replay(self._graphs, works)
         hidden = self._run_base(works)
         for work in works:
             if work.tree is None:
@@ -194,12 +201,29 @@ class LlamaBatch:
         first = 0
         states: list[tuple[Running, Tensor]] = []
         for work, (node, length, bonus) in zip(choosing, judge(choosing, logits), strict=True):
+            if work.tree is not None and work.tree.nodes > 1:
+                path = work.tree.paths[node, : length + 1].tolist()
+                self.base.compact(self._cache, work.running.slot, work.running.cached, path)
             self._accept(work, node, length, bonus)
             if work.running.request.finish_reason is None:
                 states.append((work.running, chosen[first + node]))
             first += work.choices
         self._clock("verify", started)
         self._guess(states)
+
+    def _replay(self, graphs: StepGraphs, works: Sequence[Work]) -> None:
+        started = time.perf_counter()
+        verdicts, guesses, broken = graphs.run(works)
+        if self.heads is not None:
+            self.heads.nan_heads |= broken
+        tree = works[0].tree or ROOT_ONLY
+        for work, verdict in zip(works, verdicts, strict=True):
+            self._accept(work, *verdict)
+        self._tree = self.speculation.choose(max(1, len(self._running)))
+        fits = self._tree.depth <= tree.depth and self._tree.top_k <= tree.top_k
+        for row, work in enumerate(works):
+            work.running.guesses = guesses[row] if guesses is not None and fits else None
+        self._clock("base", started)
 
     def _run_base(self, works: Sequence[Work]) -> Tensor:
         started = time.perf_counter()
@@ -219,14 +243,13 @@ class LlamaBatch:
         return hidden
 
     def _accept(self, work: Work, node: int, length: int, bonus: int) -> None:
-        """Keep the accepted path in the cache and extend the request."""
+        """Extend the request by the accepted path, which the cache has in place, and the base's token."""
         running, request, tree = work.running, work.running.request, work.tree
         if tree is None:
             self._extend(request, [bonus])
             return
         path = tree.paths[node, : length + 1].tolist()
         if tree.nodes > 1:
-            self.base.compact(self._cache, running.slot, running.cached, path)
             self.metrics.record_draft(tree.nodes, tree.depth, length)
             self.speculation.learn(tree, node)
             request.steps, request.accepted = request.steps + 1, request.accepted + length

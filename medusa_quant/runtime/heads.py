@@ -83,10 +83,17 @@ class DraftHeads:
     def guess(self, hidden: Tensor, k: int, depth: int | None = None) -> Tensor:
         """The k best tokens of the first `depth` heads (default: of all), int64 [M, depth, k], for final
         hidden states [M, H]. LM matrices of the others, the bulk of the bytes, are not read."""
-        rows, size = hidden.shape
         depth = self.num_heads if depth is None else depth
-        if rows == 0:
+        if hidden.shape[0] == 0:
             return torch.empty((0, depth, k), dtype=torch.int64, device=hidden.device)
+        tokens, broken = self.propose(hidden, k, depth)
+        if bool(broken.any()):
+            self.nan_heads |= set(broken.nonzero().flatten().tolist())
+        return tokens
+
+    def propose(self, hidden: Tensor, k: int, depth: int) -> tuple[Tensor, Tensor]:
+        """As `guess` for M > 0, and which heads gave NaN, bool [depth]; nothing waits for the device."""
+        rows, size = hidden.shape
         ranks = self._ranks
         ranks.tell("guess", hidden, k, depth)
         # A rank computes its share of every head's outputs.
@@ -114,9 +121,7 @@ class DraftHeads:
             values = torch.stack([top[0] for top in tops], 1)
             tokens = torch.stack([top[1] for top in tops], 1)
         broken = values[..., 0].isnan().any(0)
-        if bool(broken.any()):
-            self.nan_heads |= set(broken.nonzero().flatten().tolist())
-        return tokens if self._token_map is None else self._token_map[tokens]
+        return (tokens if self._token_map is None else self._token_map[tokens]), broken
 
 
 def _side_by_side(weights: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight | None:

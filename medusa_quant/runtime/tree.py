@@ -7,7 +7,7 @@ import heapq
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,11 @@ class Tree:
             paths[node, :depth] = paths[parent, :depth]
             paths[node, depth] = node
         return cls(ordered, parents, depths, ranks, mask, paths)
+
+    def to(self, device: torch.device) -> Tree:
+        """The same tree with its tensors on a device."""
+        names = ("parents", "depths", "ranks", "mask", "paths")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     @property
     def nodes(self) -> int:

@@ -70,3 +70,15 @@ class KVCache:
         rows = slice(start + first, start + len(path))
         for stored in (self._k, self._v):
             stored[:, slot, :, rows] = stored[:, slot].index_select(2, sources)
+
+    def compact_rows(self, slot: Tensor, start: Tensor, paths: Tensor, length: Tensor) -> None:
+        """`compact` for one tree in B slots, by tensors alone.
+
+        slot, start: int64 [B]. paths: int64 [B, depth + 1], nodes of the deepest path, -1 beyond its end.
+        length: int64 [B]: nodes after the root that are kept; rows behind them stay as they are.
+        """
+        steps = torch.arange(paths.shape[1], device=paths.device)
+        target = start.unsqueeze(1) + steps
+        source = torch.where(steps <= length.unsqueeze(1), start.unsqueeze(1) + paths.clamp(min=0), target)
+        for stored in (self._k, self._v):
+            stored[:, slot.unsqueeze(1), :, target] = stored[:, slot.unsqueeze(1), :, source]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...kernels import ops
 from ...kernels.cpu.decoder import DecoderWeights, NativeDecoder
+from ...kernels.tree_rows import TreeRows
 from .cache import KVCache, Segment
 from .config import ModelConfig
 from .linear import Linear
@@ -74,6 +75,10 @@ class LlamaModel:
             next(self._caches),
         )
 
+    def reserve_positions(self, count: int) -> None:
+        """Make rope ready for positions 0 to count - 1."""
+        self._rope.reserve(count)
+
     def compact(self, cache: KVCache, slot: int, start: int, path: Sequence[int]) -> None:
         """See `KVCache.compact`; on every rank."""
         self.split.ranks.tell("compact", cache.number, slot, start, path)
@@ -81,23 +86,29 @@ class LlamaModel:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, positions: Tensor, segments: Sequence[Segment], cache: KVCache
+        self, token_ids: Tensor, positions: Tensor, segments: Sequence[Segment] | TreeRows, cache: KVCache
     ) -> Tensor:
         """Run T tokens through all layers, writing their keys and values into the cache.
 
-        token_ids, positions (for rope): int64 [T], T the sum of the segments' counts, in their order.
+        token_ids, positions (for rope): int64 [T], T the sum of the segments' counts, in their order; or
+        requests * nodes of `TreeRows`, which go through tensors alone, on one rank, after
+        `reserve_positions`.
         Returns hidden states [T, H] after the final norm.
         """
         config, split = self.config, self.split
         tokens = token_ids.shape[0]
         if not tokens:
             return torch.empty((0, config.hidden_size), dtype=self.activation_dtype, device=self.device)
-        split.ranks.tell("forward", token_ids, positions, list(segments), cache.number)
-        batch = ops.SegmentBatch(segments)
-        self._rope.reserve(int(positions.max()) + 1)
+        batch: ops.SegmentBatch | TreeRows
+        if isinstance(segments, TreeRows):
+            batch = segments
+        else:
+            split.ranks.tell("forward", token_ids, positions, list(segments), cache.number)
+            batch = ops.SegmentBatch(segments)
+            self.reserve_positions(int(positions.max()) + 1)
         cos, sin = self._rope.cos[positions], self._rope.sin[positions]
         x = F.embedding(token_ids, self.embedding).to(self.activation_dtype)
-        if self._native is not None:
+        if self._native is not None and isinstance(batch, ops.SegmentBatch):
             x = self._native.run(x, cos, sin, batch, cache.k, cache.v)
             return ops.rms_norm(x, self.final_norm, config.rms_norm_eps)
         heads, kv_heads = (split.share(n, split.attention) for n in (config.num_heads, config.num_kv_heads))
