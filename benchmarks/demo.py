@@ -47,7 +47,7 @@ def main() -> None:
     base, out, started = find_base(), args.out, time.monotonic()
     shutil.rmtree(out, ignore_errors=True)
     statistics = out / "calibration.safetensors"
-    medusa("calibrate", base, "--out", statistics, "--tokens", 3000)
+    medusa("calibrate", base, "--out", statistics, "--tokens", 3000, "--max-new-tokens", 96)
     converting = ["convert", HEADS, "--base", base, "--tp", 2]
     medusa(*converting, "--dtype", "int8", "--out", out / "int8")
     gptq = ["--dtype", "int4", "--method", "gptq", "--calibration", statistics]
