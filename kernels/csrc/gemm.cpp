@@ -65,8 +65,11 @@ int64_t padded_features(const Weight& w) {
     return w.kind == DENSE ? ceil_div(w.in_features, 2) * 2 : int64_t(w.segments[w.num_segments]) * 8;
 }
 
+// Of a dense weight; only bf16 is padded to an even number.
+int64_t stored_features(const Weight& w) { return w.dtype == BF16 ? padded_features(w) : w.in_features; }
+
 int64_t panel_bytes(const Weight& w) {
-    if (w.kind == DENSE) return padded_features(w) * PANEL * (w.dtype == F32 ? 4 : 2);
+    if (w.kind == DENSE) return stored_features(w) * PANEL * (w.dtype == F32 ? 4 : 2);
     return w.segments[w.num_segments] * int64_t(w.kind == INT4 ? 128 : 256);
 }
 
@@ -116,10 +119,8 @@ void pack_row(const Activations& a, const Tile& tile, int64_t row, float* scratc
 
 void panel_dense(const Job& job, const Activations& a, int64_t panel, float* acc) {
     const Weight& w = *job.weight;
-    const int64_t features = padded_features(w), element = w.dtype == F32 ? 4 : 2;
-    // Only bf16 is padded to an even number of features.
-    const int64_t stored = w.dtype == BF16 ? features : w.in_features;
-    const uint8_t* codes = w.codes + panel * stored * PANEL * element;
+    const int64_t stored = stored_features(w);
+    const uint8_t* codes = w.codes + panel * panel_bytes(w);
     const bool pairs = in_pairs(job);
     for (const Tile& tile : a.tiles) {
         const MicroDense micro = pairs ? find_micro_pairs(tile.rows) : find_micro_dense(w.dtype, tile.rows);
@@ -131,7 +132,7 @@ void panel_dense(const Job& job, const Activations& a, int64_t panel, float* acc
 void panel_int(const Job& job, const Activations& a, int64_t panel, float* acc) {
     const Weight& w = *job.weight;
     const int64_t step_bytes = w.kind == INT4 ? 128 : 256, planes = job.planes;
-    const uint8_t* codes = w.codes + panel * w.segments[w.num_segments] * step_bytes;
+    const uint8_t* codes = w.codes + panel * panel_bytes(w);
     const int64_t side = panel * w.scale_rows * PANEL;
     for (size_t first = 0, last; first < a.tiles.size(); first = last) {
         const int64_t base = a.tiles[first].row;

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 from draft_heads import save_heads
-from tiny_models import build_model
-from tiny_tokenizer import save_tokenizer
 
 from medusa_quant.cli import main
 from medusa_quant.comparison import measure
@@ -27,33 +25,26 @@ from medusa_quant.runtime.chat import encode_chat
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("compared") / "base"
-    build_model(folder)
-    save_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def oracle_heads(base: Path) -> Path:
+def oracle_heads(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads whose LM matrix is the base's: their guesses are plausible, not always right."""
     from medusa_quant.checkpoints.base import base_lm_head
 
-    return save_heads(base.with_name("heads"), lm_head=base_lm_head(str(base)).dense(), scale=0.02)
+    folder = tmp_path_factory.mktemp("compared") / "heads"
+    return save_heads(folder, lm_head=base_lm_head(str(tiny_base)).dense(), scale=0.02)
 
 
 @pytest.fixture(scope="module")
-def arguments(base: Path, oracle_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def arguments(tiny_base: Path, oracle_heads: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("inputs")
     prompts = folder / "prompts.txt"
     prompts.write_text("one fish\ntwo fish\nred fish\nblue fish\n")
     # Statistics are judged by, and given here, so that a test does not pay for those over shipped prompts.
     statistics = folder / "statistics.safetensors"
-    command = ["calibrate", str(base), "--prompts", str(prompts), "--out", str(statistics)]
+    command = ["calibrate", str(tiny_base), "--prompts", str(prompts), "--out", str(statistics)]
     assert _run(*command, "--max-new-tokens", "12") == 0
     options = ["--dtypes", "fp16,int8,int4", "--group-size", "32", "--batch", "1,2", "--trees", "chain,auto"]
     options += ["--tokens", "8", "--repeats", "2", "--prompts", str(prompts)]
-    return ["compare", str(base), str(oracle_heads), *options, "--calibration", str(statistics)]
+    return ["compare", str(tiny_base), str(oracle_heads), *options, "--calibration", str(statistics)]
 
 
 @pytest.fixture(scope="module")

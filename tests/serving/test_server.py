@@ -20,8 +20,6 @@ import httpx
 import openai
 import pytest
 from draft_heads import save_heads
-from tiny_models import build_model
-from tiny_tokenizer import save_tokenizer
 
 from medusa_quant import Engine, SamplingParams
 from medusa_quant.cli import main
@@ -34,16 +32,10 @@ LIMITS = Limits(max_queue=4, max_body=5000)
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served") / "tiny"
-    build_model(folder)
-    save_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def engine(base: Path) -> Engine:
-    return Engine(base, save_heads(base.with_name("heads")), max_batch=2, max_len=CONTEXT)
+def engine(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return Engine(
+        tiny_base, save_heads(tmp_path_factory.mktemp("served") / "heads"), max_batch=2, max_len=CONTEXT
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +56,9 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def alone(base: Path) -> Engine:
+def alone(tiny_base: Path) -> Engine:
     """The same base without heads: what every greedy text must be."""
-    return Engine(base, max_batch=1, max_len=CONTEXT)
+    return Engine(tiny_base, max_batch=1, max_len=CONTEXT)
 
 
 def _post(url: str, body: Any, path: str = "completions", key: str | None = KEY) -> httpx.Response:
@@ -269,11 +261,11 @@ def test_a_reader_that_is_slow_holds_up_nobody(url: str, client: openai.OpenAI) 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_failed_engine_is_an_error_not_a_hang(base: Path) -> None:
+def test_a_failed_engine_is_an_error_not_a_hang(tiny_base: Path) -> None:
     import asyncio
 
     before = {thread.ident for thread in threading.enumerate()}
-    engine = Engine(base, max_batch=1, max_len=CONTEXT)
+    engine = Engine(tiny_base, max_batch=1, max_len=CONTEXT)
 
     def broken() -> Any:
         raise MemoryError("no more")
@@ -301,7 +293,7 @@ def test_a_failed_engine_is_an_error_not_a_hang(base: Path) -> None:
     ],
 )
 def test_what_cannot_be_served_is_one_line_before_it_starts(
-    base: Path, options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_base: Path, options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
     from safetensors.torch import save_file
@@ -317,7 +309,7 @@ def test_what_cannot_be_served_is_one_line_before_it_starts(
         words = [option.format(**values) for option in options]
         if "--port" not in words:
             words += ["--port", "0"]
-        before, sys.argv = sys.argv, ["medusa-quant", "serve", str(base), *words]
+        before, sys.argv = sys.argv, ["medusa-quant", "serve", str(tiny_base), *words]
         try:
             with pytest.raises(SystemExit) as end:
                 main()
