@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from ..quantization import QuantizedWeight, Scheme, quantize_weight
-from . import dispatch
+from . import dispatch, gemlite
 from .backend import Backend, Problem, Weight
 from .timing import copies_for, median_time, read_bandwidth
 
@@ -126,6 +126,13 @@ def _entries(
             if probe.activation != mode:
                 continue  # it would repeat the exact run under another name
             yield weight, _Entry(dtype, verdict.name, mode), partial(_prepare, backend, weight, problem)
+    if isinstance(weight, QuantizedWeight) and gemlite.takes(weight, device):
+        yield weight, _Entry(dtype, "gemlite", "exact"), partial(_gemlite, weight, activation_dtype, device)
+
+
+def _gemlite(weight: QuantizedWeight, dtype: torch.dtype, device: torch.device) -> tuple[Run, int]:
+    prepared = gemlite.GemliteWeight(weight, dtype, device)
+    return prepared.run, prepared.nbytes
 
 
 def _prepare(backend: Backend, weight: Weight, problem: Problem) -> tuple[Run, int]:
